@@ -466,7 +466,15 @@ impl Node {
                 }
             }
             match &residence.base {
-                Base::Spill(spill) => spill.sync(data_only)?,
+                Base::Spill(spill) => {
+                    if residence.place.is_none() {
+                        // An older object that was removed would come back, and hide the spill file.
+                        for slot in &self.tiers {
+                            slot.tier.settle_removals(file.ino.0)?;
+                        }
+                    }
+                    spill.sync(data_only)?;
+                }
                 Base::Backing(_) | Base::Zeros => {}
             }
         }
