@@ -464,17 +464,14 @@ impl Node {
                     self.settle_object(file.ino, place.tier)?;
                     place.headers.synced(seen);
                 }
+            } else {
+                // An object that was removed would come back, and hide the spill file.
+                for slot in &self.tiers {
+                    slot.tier.settle_removals(file.ino.0)?;
+                }
             }
             match &residence.base {
-                Base::Spill(spill) => {
-                    if residence.place.is_none() {
-                        // An older object that was removed would come back, and hide the spill file.
-                        for slot in &self.tiers {
-                            slot.tier.settle_removals(file.ino.0)?;
-                        }
-                    }
-                    spill.sync(data_only)?;
-                }
+                Base::Spill(spill) => spill.sync(data_only)?,
                 Base::Backing(_) | Base::Zeros => {}
             }
         }

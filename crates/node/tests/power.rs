@@ -536,3 +536,65 @@ fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newe
         assert_eq!(rig.node().conflicts().0, 0);
     }
 }
+
+/// A removal of an object comes to the device with the next sync of a directory.
+#[derive(Default)]
+struct LastRemoved {
+    objects: std::sync::OnceLock<PathBuf>,
+    kept: Mutex<Option<(PathBuf, PathBuf)>>,
+}
+
+impl Interceptor for LastRemoved {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let mut kept = self.kept.lock();
+        match operation {
+            Operation::Remove => {
+                let fans = std::fs::read_dir(self.objects.get().unwrap()).unwrap().flatten();
+                let files = fans.flat_map(|fan| std::fs::read_dir(fan.path()).unwrap().flatten());
+                // The newest one: the others stay.
+                let files = files.map(|file| file.path());
+                let object = files.filter(|path| path.extension().is_none()).max().unwrap();
+                let aside = self.objects.get().unwrap().with_file_name("removed");
+                drop(std::fs::remove_file(&aside));
+                std::fs::hard_link(&object, &aside).unwrap();
+                *kept = Some((aside, object));
+            }
+            Operation::Sync => *kept = None,
+            _ => {}
+        }
+        Verdict::Pass
+    }
+}
+
+/// A new file for which the tier has room to begin an object and no more: all of it goes to a spill file,
+/// and the empty object goes, which the power brings back.
+#[test]
+fn new_file_past_the_tier_when_synced_and_its_object_comes_back_empty_then_it_is_whole() {
+    let mut begun_and_removed = 0;
+    for left in (2..=6).map(|blocks| blocks * 4096) {
+        let device = Arc::new(LastRemoved::default());
+        let by = Arc::new(forebay_store::decorators::Transparent);
+        let mut rig = Rig::unstarted(&[MIB], by, |_| {});
+        device.objects.set(rig.dir.join("tier0/objects")).unwrap();
+        rig.by_tier = Some(device.clone());
+        rig.start();
+        // In use, so that it stays.
+        let filler = rig.create("filler");
+        rig.write(filler, 0, &noise(1, MIB - left));
+        let bytes = noise(2, 200_000);
+        let fh = rig.create("file");
+        rig.write(fh, 0, &bytes);
+        begun_and_removed += usize::from(device.kept.lock().is_some());
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+        rig.crash();
+        if let Some((aside, object)) = &*device.kept.lock() {
+            std::fs::rename(aside, object).unwrap();
+        }
+        std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+        rig.start();
+        assert!(rig.get("file") == bytes, "{left} bytes of room");
+        rig.drain();
+        assert!(rig.plain("file") == bytes, "{left} bytes of room");
+    }
+    assert!(begun_and_removed > 0, "no object was begun and removed");
+}
