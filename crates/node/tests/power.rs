@@ -566,35 +566,52 @@ impl Interceptor for LastRemoved {
     }
 }
 
-/// A new file for which the tier has room to begin an object and no more: all of it goes to a spill file,
+/// Another writer takes the last room of the tier while a spill file is made.
+#[derive(Default)]
+struct TakesTheRoom {
+    writer: Mutex<Option<(Arc<forebay_node::Node>, u64, u64)>>,
+}
+
+impl Interceptor for TakesTheRoom {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Create
+            && let Some((node, fh, end)) = self.writer.lock().take()
+        {
+            let used: u64 = node.tier_reports().iter().map(|tier| tier.used).sum();
+            let left = noise(3, (MIB - used) / 4096 * 4096);
+            assert_eq!(node.write(&CONTEXT, fh, end, &left).unwrap(), left.len());
+        }
+        Verdict::Pass
+    }
+}
+
+/// A new file whose object was begun, for which there is no room any more: all of it goes to a spill file,
 /// and the empty object goes, which the power brings back.
 #[test]
 fn new_file_past_the_tier_when_synced_and_its_object_comes_back_empty_then_it_is_whole() {
-    let mut begun_and_removed = 0;
-    for left in (2..=6).map(|blocks| blocks * 4096) {
-        let device = Arc::new(LastRemoved::default());
-        let by = Arc::new(forebay_store::decorators::Transparent);
-        let mut rig = Rig::unstarted(&[MIB], by, |_| {});
-        device.objects.set(rig.dir.join("tier0/objects")).unwrap();
-        rig.by_tier = Some(device.clone());
-        rig.start();
-        // In use, so that it stays.
-        let filler = rig.create("filler");
-        rig.write(filler, 0, &noise(1, MIB - left));
-        let bytes = noise(2, 200_000);
-        let fh = rig.create("file");
-        rig.write(fh, 0, &bytes);
-        begun_and_removed += usize::from(device.kept.lock().is_some());
-        rig.node().fsync(&CONTEXT, fh, false).unwrap();
-        rig.crash();
-        if let Some((aside, object)) = &*device.kept.lock() {
-            std::fs::rename(aside, object).unwrap();
-        }
-        std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
-        rig.start();
-        assert!(rig.get("file") == bytes, "{left} bytes of room");
-        rig.drain();
-        assert!(rig.plain("file") == bytes, "{left} bytes of room");
+    let device = Arc::new(LastRemoved::default());
+    let other = Arc::new(TakesTheRoom::default());
+    let mut rig = Rig::unstarted(&[MIB], other.clone(), |_| {});
+    device.objects.set(rig.dir.join("tier0/objects")).unwrap();
+    rig.by_tier = Some(device.clone());
+    rig.start();
+    let end = MIB - 65_536;
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, end));
+    let bytes = noise(2, 200_000);
+    let fh = rig.create("file");
+    *other.writer.lock() = Some((rig.node().clone(), filler, end));
+    rig.write(fh, 0, &bytes);
+    assert!(other.writer.lock().is_none(), "no spill file was made");
+    assert!(device.kept.lock().is_some(), "no object was begun and removed");
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.crash();
+    if let Some((aside, object)) = &*device.kept.lock() {
+        std::fs::rename(aside, object).unwrap();
     }
-    assert!(begun_and_removed > 0, "no object was begun and removed");
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    assert!(rig.get("file") == bytes);
+    rig.drain();
+    assert!(rig.plain("file") == bytes);
 }
