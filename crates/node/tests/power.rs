@@ -551,9 +551,10 @@ impl Interceptor for LastRemoved {
             Operation::Remove => {
                 let fans = std::fs::read_dir(self.objects.get().unwrap()).unwrap().flatten();
                 let files = fans.flat_map(|fan| std::fs::read_dir(fan.path()).unwrap().flatten());
-                // The newest one: the others stay.
-                let files = files.map(|file| file.path());
-                let object = files.filter(|path| path.extension().is_none()).max().unwrap();
+                let mut files = files.map(|file| file.path());
+                let is_empty = |path: &PathBuf| path.metadata().unwrap().len() == 0;
+                let object =
+                    files.find(|path| path.extension().is_none() && is_empty(path)).unwrap();
                 let aside = self.objects.get().unwrap().with_file_name("removed");
                 drop(std::fs::remove_file(&aside));
                 std::fs::hard_link(&object, &aside).unwrap();
