@@ -39,6 +39,7 @@ use crate::node::Node;
 use crate::overlay::Spill;
 use crate::reconcile::{described, is_own, is_refused_owner, was_changed};
 use crate::spill::{inode_note, noted_inode};
+use crate::synced::sync_flushed;
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -183,8 +184,8 @@ impl Node {
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         fail_at!("node.flush.published");
-        file.flush_done.store(number, Ordering::Release);
         let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
+        file.flush_done.store(number, Ordering::Release);
         Ok(Flushed::Done { fingerprint, clean })
     }
 
@@ -237,6 +238,7 @@ impl Node {
         seen: u64,
         mapped: bool,
     ) -> Result<bool> {
+        sync_flushed(file)?;
         let location = file.location.write();
         // What was opened of the backing store may be the version that was replaced.
         if let Underlay::Backing(opened) = &location.base {

@@ -465,6 +465,11 @@ impl Node {
                     self.settle_object(file.ino, place.tier)?;
                     place.headers.synced(seen);
                 }
+            } else {
+                // An object that was removed would come back, and hide the spill file.
+                for slot in &self.tiers {
+                    slot.tier.settle_removals(file.ino.0)?;
+                }
             }
             match &location.base {
                 Underlay::Spill(spill) => spill.sync(data_only)?,

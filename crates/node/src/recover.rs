@@ -551,39 +551,15 @@ impl Node {
     /// What stands under a name of a file, as far as that can be seen before the backlog has begun. In a
     /// directory that a killed daemon may have made, and could not say so, there is nothing yet: the
     /// worker that brings the directory in line looks again.
-    fn found_at_start(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
+    pub(crate) fn found_at_start(
+        &self,
+        record: &Record,
+        link: &Link,
+    ) -> Result<Option<Attributes>> {
         match self.found_under(record, link) {
             Err(NodeError::Busy) => Ok(None),
             found => found,
         }
-    }
-
-    /// The version that the backing store has of a file, if the header of its object is older than
-    /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
-    /// may be older than what was written back. Every header since the announcement knows the version,
-    /// and whatever of the object was synced since was synced with one; what was synced before is in
-    /// the version. So is what was never synced, if it is less than a version that is there (`cut`).
-    fn superseded_by(
-        &self,
-        record: &Record,
-        header: &Header,
-        cut: bool,
-    ) -> Result<Option<forebay_meta::Fingerprint>> {
-        if record.spilled || header.spilled {
-            return Ok(None);
-        }
-        for link in &names_below(record) {
-            let Some(found) = self.found_at_start(record, link)? else { continue };
-            let print = found.fingerprint();
-            let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
-            let mut ours = ours;
-            let known = ours.any(|known| known.same_content(&print));
-            if known && (cut || !is_announced(header, &print)) {
-                self.meta.claim_found(record.ino, link)?;
-                return Ok(Some(print));
-            }
-        }
-        Ok(None)
     }
 
     /// The version that the backing store has of a file, if it stands there under none of the names that
@@ -635,6 +611,7 @@ impl Node {
     }
 
     fn forget_unsynced(&self, record: &Record) -> Result<()> {
+        tracing::debug!(?record, "nothing is left of what was not synced");
         for link in &names_below(record) {
             let Some(found) = self.found_at_start(record, link)? else { continue };
             // Not that of a file which this one has replaced.
@@ -767,7 +744,7 @@ impl Node {
 /// The names under which the backing store may have a file. One whose publication was announced may be
 /// there under its name although that was not claimed: the power may fail between the two, and take the
 /// claim alone.
-fn names_below(record: &Record) -> Links {
+pub(crate) fn names_below(record: &Record) -> Links {
     let mut names = record.backing.links.clone();
     if record.backing.pending.is_some() {
         for link in record.links.iter().filter(|link| !record.backing.links.contains(link)) {

@@ -21,8 +21,10 @@ use forebay_types::{FileKind, Ino, Timestamp};
 use crate::context::Context;
 use crate::data_location::{TierObject, Underlay};
 use crate::error::{NodeError, Result};
+use crate::files::File;
+use crate::flush::is_announced;
 use crate::node::Node;
-use crate::recover::{CLEAN_END, RUNNING, SETTLED};
+use crate::recover::{CLEAN_END, RUNNING, SETTLED, names_below};
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
 /// whatever length the namespace knows of.
@@ -92,7 +94,47 @@ pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
     (header.dirty || record.dirty) && len < record.attr.size
 }
 
+/// A header that knows the published version may come to its device before bytes that are in that
+/// version: after a power cut the object would count, without them. Before anybody is told that they
+/// are written back, they are on both.
+pub(crate) fn sync_flushed(file: &File) -> Result<()> {
+    let location = file.location.read();
+    Ok(location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))?)
+}
+
 impl Node {
+    /// The version that the backing store has of a file, if the header of its object is older than
+    /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
+    /// may be older than what was written back. Every header since the announcement knows the version,
+    /// and whatever of the object was synced since was synced with one; what was synced before is in
+    /// the version. So is what was never synced, if it is less than a version that is there (`cut`).
+    pub(crate) fn superseded_by(
+        &self,
+        record: &Record,
+        header: &Header,
+        cut: bool,
+    ) -> Result<Option<forebay_meta::Fingerprint>> {
+        if record.spilled {
+            // All of the file was in the spill file when that was published.
+            let published = self.published_spill(record)?.map(|found| found.fingerprint());
+            let newer = published.filter(|print| !is_announced(header, print));
+            return Ok(newer);
+        }
+        // A header that says that its file is spilled may be from before the spill file was published.
+        for link in &names_below(record) {
+            let Some(found) = self.found_at_start(record, link)? else { continue };
+            let print = found.fingerprint();
+            let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
+            let mut ours = ours;
+            let known = ours.any(|known| known.same_content(&print));
+            if known && (cut || !is_announced(header, &print)) {
+                self.meta.claim_found(record.ino, link)?;
+                return Ok(Some(print));
+            }
+        }
+        Ok(None)
+    }
+
     /// The sync that follows is one of which a program will be told.
     pub(crate) fn note_sync(&self, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {

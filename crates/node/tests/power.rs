@@ -376,3 +376,243 @@ fn end_of_a_spilled_file_when_its_bytes_have_no_mark_then_mount_and_backing_stor
         assert!(rig.get("spilled") == seen, "afterwards, same boot: {same_boot}");
     }
 }
+
+/// What the device of a tier has of an object: its bytes and its header, at different moments.
+#[derive(Default)]
+struct Device {
+    objects: std::sync::OnceLock<PathBuf>,
+    bytes: Mutex<Vec<u8>>,
+    header: Mutex<Vec<u8>>,
+}
+
+impl Device {
+    /// The only object, which is no map.
+    fn object(&self) -> Option<PathBuf> {
+        let fans = std::fs::read_dir(self.objects.get()?).ok()?.flatten();
+        let mut files = fans.flat_map(|fan| std::fs::read_dir(fan.path()).unwrap().flatten());
+        files.find(|file| file.path().extension().is_none()).map(|file| file.path())
+    }
+
+    fn note_bytes(&self) {
+        *self.bytes.lock() = self.object().map(|it| std::fs::read(it).unwrap()).unwrap_or_default();
+    }
+
+    fn note_header(&self) {
+        let Some(object) = self.object() else { return };
+        let mut header = vec![0; 4096];
+        let len = rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
+        header.truncate(len);
+        *self.header.lock() = header;
+    }
+
+    /// The power is back, and the object as it was on the device.
+    fn bring_back(&self) {
+        let object = self.object().expect("the object stays");
+        std::fs::write(&object, &*self.bytes.lock()).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&object, "user.forebay", &self.header.lock(), flags).unwrap();
+    }
+}
+
+/// Bytes come to the device by syncs alone.
+struct TierSyncs(Arc<Device>);
+
+impl Interceptor for TierSyncs {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation == Operation::Sync {
+            self.0.note_bytes();
+        }
+    }
+}
+
+/// The header was on the device right before a version appeared, and right after it was reported.
+struct HeaderAtCommit(Arc<Device>);
+
+impl Interceptor for HeaderAtCommit {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Commit {
+            self.0.note_header();
+        }
+        Verdict::Pass
+    }
+}
+
+/// The header of an object came to its device with the announcement of a version, as others synced, and
+/// the bytes of that version did not, as nobody had synced them.
+#[test]
+fn bytes_when_written_back_and_only_the_header_was_on_the_device_then_they_are_there() {
+    for synced_before in [false, true] {
+        let device = Arc::new(Device::default());
+        let by = Arc::new(HeaderAtCommit(device.clone()));
+        let mut rig = Rig::unstarted(&[8 * MIB], by, |_| {});
+        device.objects.set(rig.dir.join("tier0/objects")).unwrap();
+        rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
+        rig.start();
+        let mut bytes = noise(1, 20_480);
+        let fh = rig.create("file");
+        rig.write(fh, 0, &bytes);
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+        rig.node().release(fh);
+        if synced_before {
+            rig.drain();
+        }
+        let fh = rig.open("file", libc::O_RDWR);
+        bytes[8192..12_288].copy_from_slice(&noise(2, 4096));
+        rig.write(fh, 8192, &bytes[8192..12_288]);
+        rig.node().release(fh);
+        rig.drain();
+        assert!(rig.plain("file") == bytes);
+        rig.crash();
+        device.bring_back();
+        std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+        rig.start();
+        assert!(rig.get("file") == bytes, "written back before: {synced_before}");
+        rig.drain();
+        assert!(rig.plain("file") == bytes, "written back before: {synced_before}");
+        assert_eq!(rig.node().conflicts().0, 0);
+    }
+}
+
+/// A copy of all that the tier has of a file, as of this moment.
+fn on_the_device(rig: &Rig, ino: u64) -> (PathBuf, PathBuf) {
+    let name = format!("{ino:016x}");
+    let is_his = |path: &PathBuf| path.file_stem().is_some_and(|stem| stem == name.as_str());
+    let there = objects(rig).into_iter().find(is_his).expect("an object");
+    let kept = rig.dir.join("on the device");
+    std::fs::create_dir_all(&kept).unwrap();
+    copy_all(there.parent().unwrap(), &name, &kept);
+    (there.parent().unwrap().to_owned(), kept)
+}
+
+/// With their extended attributes.
+fn copy_all(from: &std::path::Path, name: &str, to: &std::path::Path) {
+    for end in ["", ".map"] {
+        let file = from.join(format!("{name}{end}"));
+        if file.exists() {
+            let mut copy = std::process::Command::new("cp");
+            assert!(copy.arg("-a").arg(file).arg(to).status().unwrap().success());
+        }
+    }
+}
+
+/// The power is back, and the tier has of a file what it had then.
+fn bring_back(rig: &mut Rig, ino: u64, (there, kept): &(PathBuf, PathBuf)) {
+    rig.crash();
+    copy_all(kept, &format!("{ino:016x}"), there);
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+}
+
+/// The header on the tier is from before the spill file was published, and says that there is one.
+#[test]
+fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newer_version_counts() {
+    for reported in [true, false] {
+        let (mut rig, mut bytes) = rig_with_a_spilled_file(true);
+        let ino = rig.ino("spilled");
+        let device = on_the_device(&rig, ino.0);
+        let fh = rig.open("spilled", libc::O_RDWR);
+        for at in (0..900_000).step_by(50_000) {
+            let newer = noise(at as u64 + 7, 4096);
+            bytes[at..at + 4096].copy_from_slice(&newer);
+            rig.write(fh, at as u64, &newer);
+        }
+        rig.node().release(fh);
+        if reported {
+            rig.drain();
+        } else {
+            fail::cfg("node.flush.spill_published", "return").unwrap();
+            rig.node().reconcile(ino).ok();
+            fail::remove("node.flush.spill_published");
+        }
+        assert!(rig.plain("spilled") == bytes, "reported: {reported}");
+        bring_back(&mut rig, ino.0, &device);
+        assert!(rig.get("spilled") == bytes, "reported: {reported}");
+        rig.drain();
+        assert!(rig.plain("spilled") == bytes, "reported: {reported}");
+        assert_eq!(rig.node().conflicts().0, 0);
+    }
+}
+
+/// A removal of an object comes to the device with the next sync of a directory.
+#[derive(Default)]
+struct LastRemoved {
+    objects: std::sync::OnceLock<PathBuf>,
+    kept: Mutex<Option<(PathBuf, PathBuf)>>,
+}
+
+impl Interceptor for LastRemoved {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let mut kept = self.kept.lock();
+        match operation {
+            Operation::Remove => {
+                let fans = std::fs::read_dir(self.objects.get().unwrap()).unwrap().flatten();
+                let files = fans.flat_map(|fan| std::fs::read_dir(fan.path()).unwrap().flatten());
+                let mut files = files.map(|file| file.path());
+                let is_empty = |path: &PathBuf| path.metadata().unwrap().len() == 0;
+                let object =
+                    files.find(|path| path.extension().is_none() && is_empty(path)).unwrap();
+                let aside = self.objects.get().unwrap().with_file_name("removed");
+                drop(std::fs::remove_file(&aside));
+                std::fs::hard_link(&object, &aside).unwrap();
+                *kept = Some((aside, object));
+            }
+            Operation::Sync => *kept = None,
+            _ => {}
+        }
+        Verdict::Pass
+    }
+}
+
+/// Another writer takes the last room of the tier while a spill file is made.
+#[derive(Default)]
+struct TakesTheRoom {
+    writer: Mutex<Option<(Arc<forebay_node::Node>, u64, u64)>>,
+}
+
+impl Interceptor for TakesTheRoom {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Create
+            && let Some((node, fh, end)) = self.writer.lock().take()
+        {
+            let used: u64 = node.tier_reports().iter().map(|tier| tier.used).sum();
+            let left = noise(3, (MIB - used) / 4096 * 4096);
+            assert_eq!(node.write(&CONTEXT, fh, end, &left).unwrap(), left.len());
+        }
+        Verdict::Pass
+    }
+}
+
+/// A new file whose object was begun, for which there is no room any more: all of it goes to a spill file,
+/// and the empty object goes, which the power brings back.
+#[test]
+fn new_file_past_the_tier_when_synced_and_its_object_comes_back_empty_then_it_is_whole() {
+    let device = Arc::new(LastRemoved::default());
+    let other = Arc::new(TakesTheRoom::default());
+    let mut rig = Rig::unstarted(&[MIB], other.clone(), |_| {});
+    device.objects.set(rig.dir.join("tier0/objects")).unwrap();
+    rig.by_tier = Some(device.clone());
+    rig.start();
+    let end = MIB - 65_536;
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, end));
+    let bytes = noise(2, 200_000);
+    let fh = rig.create("file");
+    *other.writer.lock() = Some((rig.node().clone(), filler, end));
+    rig.write(fh, 0, &bytes);
+    assert!(other.writer.lock().is_none(), "no spill file was made");
+    assert!(device.kept.lock().is_some(), "no object was begun and removed");
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.crash();
+    if let Some((aside, object)) = &*device.kept.lock() {
+        std::fs::rename(aside, object).unwrap();
+    }
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    assert!(rig.get("file") == bytes);
+    rig.drain();
+    assert!(rig.plain("file") == bytes);
+}
