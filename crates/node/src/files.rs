@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use forebay_meta::Ino;
-use forebay_store::Fingerprint;
+use forebay_store::{Attributes, Fingerprint, Object};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::context::Context;
@@ -123,6 +123,14 @@ impl StoredUnseen {
 }
 
 impl File {
+    /// How an object of the file is, with the time that its record has: a program may have set that in
+    /// the record, and not on the object yet. Whoever publishes what it finds here, as of a record that
+    /// it has read before, publishes the time that this record says.
+    pub fn stat_with_time(&self, object: &dyn Object) -> forebay_store::Result<Attributes> {
+        let _one_at_a_time = self.times.lock();
+        object.stat()
+    }
+
     fn new(ino: Ino) -> Self {
         File {
             ino,

@@ -365,7 +365,7 @@ impl Node {
             let Some(place) = &residence.place else {
                 return Ok(if at == 0 { Copied::Empty } else { Copied::Overtaken });
             };
-            let stat = place.object.stat()?;
+            let stat = file.stat_with_time(&*place.object)?;
             if at >= stat.size {
                 to.set_len(stat.size)?;
                 return Ok(Copied::As(convert::time(stat.mtime)));
@@ -690,7 +690,7 @@ impl Node {
         loop {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(None) };
-            let stat = place.object.stat()?;
+            let stat = file.stat_with_time(&*place.object)?;
             let Some(presence) = &place.presence else {
                 copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);

@@ -587,3 +587,62 @@ fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that
         same(&rig.plain("file"), &bytes, "in the backing store");
     }
 }
+
+/// A program sets a time while the file is written back: in the record it is there, on the tier it comes
+/// a moment later.
+#[test]
+fn times_when_set_while_their_file_is_copied_then_are_those_below() {
+    let _one = ONE.lock();
+    // A file alone, several that are staged together, and one that is written in place.
+    let cases = [("node.flush.publish", 1, 1), ("node.flush.publish", 3, 1)];
+    for (point, files, names) in cases.into_iter().chain([("node.flush.in_place_copied", 1, 2)]) {
+        let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+            config.writeback = Writeback::OnEviction;
+        });
+        let node = rig.node();
+        for file in 0..files {
+            rig.put(&format!("f{file}"), &noise(file, 3000));
+        }
+        let ino = rig.ino("f0");
+        if names > 1 {
+            node.link(&CONTEXT, ino, Ino::ROOT, b"other").unwrap();
+            rig.drain();
+            let fh = rig.open("f0", libc::O_WRONLY);
+            rig.write(fh, 0, b"written");
+            node.release(fh);
+        }
+        let mtime = Timestamp::new(1_000_000_000, 7);
+        let setting = Held::at("node.attributes.before_object");
+        let written = Held::at(point);
+        let set = SetAttr { mtime: Some(SetTime::At(mtime)), ..SetAttr::default() };
+        std::thread::scope(|scope| {
+            let (come, arrived) = sync_channel(1);
+            let (go, gone) = sync_channel(1);
+            scope.spawn(move || {
+                let mut first = true;
+                let mut progress = |_| {
+                    // It has looked for what was written, and has yet to write back.
+                    if std::mem::take(&mut first) {
+                        come.send(()).unwrap();
+                        gone.recv_timeout(LIMIT).unwrap();
+                    }
+                    true
+                };
+                node.sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut progress).unwrap();
+            });
+            arrived.recv_timeout(LIMIT).unwrap();
+            scope.spawn(|| node.setattr(&CONTEXT, ino, &set).unwrap());
+            setting.wait();
+            go.send(()).unwrap();
+            // It may also wait for the time.
+            let _ = written.arrived.recv_timeout(Duration::from_secs(1));
+            setting.release();
+            written.release();
+        });
+        rig.drain();
+        let found = std::fs::metadata(rig.backing().join("f0")).unwrap().modified().unwrap();
+        let wanted = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 7);
+        assert_eq!(found, wanted, "below, {files} files of {names} names");
+        assert_eq!(node.getattr(&CONTEXT, ino).unwrap().attr.mtime, mtime);
+    }
+}

@@ -12,6 +12,7 @@ use crate::config::Durability;
 use crate::context::Context;
 use crate::convert;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::node::Node;
 
 use super::Stat;
@@ -190,6 +191,7 @@ impl Node {
             mtime: set.mtime.map(|_| record.attr.mtime),
             ..Times::default()
         };
+        fail_at!("node.attributes.before_object");
         if let Some(file) = &file {
             self.set_object_times(file, times);
         }
