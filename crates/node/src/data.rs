@@ -69,15 +69,29 @@ impl Node {
             return Err(crate::error::NodeError::Lost);
         }
         let emptied = record.dirty && record.attr.size == 0;
+        let has_version = record.backing.fingerprint.is_some();
         residence.base = if record.spilled {
             self.spill_base(file, &record)?
-        } else if record.backing.fingerprint.is_some() && (residence.place.is_some() || !emptied) {
+        } else if has_version && (residence.place.is_some() || !emptied)
+            || !self.is_clustered() && Self::built_upon_another(residence.place.as_ref())?
+        {
             Base::backing()
         } else {
             Base::Zeros
         };
         residence.loaded = true;
         Ok(())
+    }
+
+    /// Whether an object has changes to a version of which it lacks bytes. Nothing may be known of that
+    /// any more, after a conflict or because others have removed it; what it had is no zeros for that.
+    fn built_upon_another(place: Option<&Place>) -> Result<bool> {
+        Ok(match place {
+            Some(place) if place.dirty.load(Ordering::Acquire) && place.lacks_bytes() => {
+                place.object.header()?.base.is_some()
+            }
+            _ => false,
+        })
     }
 
     /// The record of a file, and whether its next write takes set-id bits away as that says. A
@@ -424,6 +438,10 @@ impl Node {
             Writeback::OnClose | Writeback::Through => {
                 self.reconcile_later(ino, std::time::Duration::ZERO);
             }
+            // What has to be written all the same, also by who had no turn while it was open.
+            Writeback::OnEviction if self.reconciler.wanted.lock().contains(&ino.0) => {
+                self.reconcile_later(ino, std::time::Duration::ZERO);
+            }
             Writeback::OnEviction => {}
         }
     }
@@ -576,6 +594,7 @@ impl Node {
             || self.has_spill_noted(ino);
         residence.loaded = true;
         self.troubles.forget_lost(ino);
+        self.forget_rest_gone(ino);
         self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {

@@ -86,6 +86,8 @@ pub struct File {
     pub spill: Mutex<Weak<Spill>>,
     /// In a cluster: counts replacements of bytes that the kernel had not asked for.
     pub pages_replaced: AtomicU64,
+    /// The version below when it was last seen to be the one that is known.
+    pub below: Mutex<Option<Fingerprint>>,
 }
 
 /// Counts what may leave a mapping that programs store into without the daemon: opens and closes of
@@ -162,6 +164,7 @@ impl File {
             times: Mutex::new(()),
             spill: Mutex::default(),
             pages_replaced: AtomicU64::new(0),
+            below: Mutex::default(),
         }
     }
 

@@ -155,8 +155,8 @@ impl Node {
                 return Ok(Flushed::Conflict(self.found_at(target)?));
             }
             Err(NodeError::RestGone) => {
-                // The conflict was told, and nothing will bring it back.
                 self.give_up_rest(&file);
+                self.remember_rest_gone(target.parent, target.name);
                 self.open_layers(&file)?
             }
             layers => layers?,

@@ -16,6 +16,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::fetch::Haste;
 use crate::files::{File, FileRef};
+use crate::handle::OpenMode;
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::place::{Base, Place, Residence};
@@ -61,6 +62,10 @@ impl Node {
             return Ok(read);
         }
         let file = &handle.file;
+        if handle.mode == OpenMode::Direct {
+            // What the kernel reads for its cache may be read ahead, and an error of that goes unseen.
+            self.tell_rest_gone(context, file.ino)?;
+        }
         let residence = file.residence_for(context)?;
         let end = offset + buffer.len() as u64;
         if let Some(place) = &residence.place {
@@ -401,6 +406,7 @@ impl Node {
         let synced = self.sync_handle(context, fh, data_only);
         // After it: what is lost may have come to light meanwhile.
         self.tell_losses(ino, Teller::Sync)?;
+        self.tell_rest_gone(context, ino)?;
         synced
     }
 

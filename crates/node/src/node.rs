@@ -239,6 +239,7 @@ impl Node {
         }
         node.note_all_moved();
         node.take_up_written_entries()?;
+        node.take_up_rest_gone()?;
         node.start_reconciler();
         node.start_ticker();
         node.start_peers()?;

@@ -29,7 +29,7 @@ use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::io::compose;
 use crate::node::Node;
-use crate::place::Base;
+use crate::place::{Base, Place};
 use crate::spill::write_all_or_fail;
 
 /// The spill file of a file in use.
@@ -165,7 +165,7 @@ impl Node {
         file: &FileRef,
     ) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
         let residence = file.residence.read();
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let partial = residence.place.as_ref().is_some_and(Place::lacks_bytes);
         let spill = match &residence.base {
             Base::Spill(spill) => {
                 self.check_below(file, spill)?;
@@ -184,13 +184,16 @@ impl Node {
     }
 
     /// The version that what is here builds upon is gone: zeros stand for all that was not brought in.
-    pub(crate) fn give_up_rest(&self, file: &File) {
+    pub(crate) fn give_up_rest(&self, file: &FileRef) {
         let mut residence = file.residence.write();
         match &residence.base {
             Base::Backing(_) if residence.place.is_some() => residence.base = Base::Zeros,
             Base::Spill(spill) => spill.give_up_below(),
             Base::Backing(_) | Base::Zeros => return,
         }
+        // Whoever comes after this one would find it gone once more, until that is written.
+        self.keep_open(file);
+        self.note_rest_gone(file.ino);
         tracing::error!(
             ino = %file.ino,
             "others have changed or removed the version that a file changed here builds upon: what was not brought in of it is zeros from now on"

@@ -41,6 +41,17 @@ pub struct Place {
     pub headers: Headers,
 }
 
+impl Place {
+    /// Whether bytes of the file are neither in the object nor zeros, but those of a version below.
+    pub fn lacks_bytes(&self) -> bool {
+        self.presence.as_ref().is_some_and(|presence| {
+            let (presence, mut missing) = (presence.read(), Vec::new());
+            presence.missing_runs(0..presence.size(), &mut missing);
+            !missing.is_empty()
+        })
+    }
+}
+
 /// How often the header of an object was written since the object is in use, and which of them a sync
 /// has covered. Bytes that are durable without the header that says so are lost with the power.
 #[derive(Default)]

@@ -646,3 +646,44 @@ fn times_when_set_while_their_file_is_copied_then_are_those_below() {
         assert_eq!(node.getattr(&CONTEXT, ino).unwrap().attr.mtime, mtime);
     }
 }
+
+/// Others write into the version that is held for a file in conflict, under the name that they gave it.
+#[test]
+fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_written_over() {
+    let _one = ONE.lock();
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.writeback = Writeback::OnEviction;
+    });
+    let at = |name: &str| rig.backing().join(name);
+    std::fs::write(at("file"), vec![b'1'; 3 << 20]).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &[b'0'; 1 << 20]);
+    let mut buffer = [0; 100];
+    rig.node().read(&CONTEXT, fh, 2 << 20, &mut buffer).unwrap();
+    assert_eq!(buffer, [b'1'; 100]);
+    std::fs::rename(at("file"), at("moved")).unwrap();
+    std::fs::write(at("file"), b"theirs").unwrap();
+    // The first flush finds the conflict, the second one writes the copy beside it.
+    fail::cfg("node.flush.begin", "1*off->pause").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap()
+        });
+        let until = Instant::now() + LIMIT;
+        while rig.node().conflicts().0 == 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::write(at("moved"), vec![b'2'; 3 << 20]).unwrap();
+        let read = rig.node().read(&CONTEXT, fh, 2 << 20, &mut buffer);
+        fail::remove("node.flush.begin");
+        assert!(matches!(read, Err(forebay_node::NodeError::RestGone)), "{read:?}");
+    });
+    rig.node().release(fh);
+    rig.drain();
+    let (_, conflicts) = rig.node().conflicts();
+    assert!(conflicts.iter().any(|conflict| conflict.why.contains("zeros")), "{conflicts:?}");
+    let ours = conflicts.iter().find_map(|conflict| conflict.ours.as_deref()).unwrap();
+    let copy = rig.plain(std::str::from_utf8(ours).unwrap());
+    assert!(!copy.contains(&b'2'), "nothing of theirs");
+    assert_eq!(copy[..1 << 20], [b'0'; 1 << 20]);
+}

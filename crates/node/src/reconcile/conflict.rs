@@ -18,7 +18,7 @@ use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::import::LIMBO;
 use crate::node::Node;
-use crate::place::{Base, Residence};
+use crate::place::{Base, Place, Residence};
 
 /// What the backing store can't do with a name that it takes for another one.
 const SAME_NAME: &str = "tell the name, which differs in case or at its end only, from that of";
@@ -161,7 +161,7 @@ impl Node {
     /// At the last close of a changed file of which only a part is here: the version that its writers saw
     /// beneath stays open until the file is written back, whatever others put in its place.
     pub(crate) fn hold_opened_rest(&self, file: &FileRef, residence: &Residence) {
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let partial = residence.place.as_ref().is_some_and(Place::lacks_bytes);
         let is_open = match &residence.base {
             Base::Backing(opened) => partial && opened.lock().is_some(),
             Base::Spill(spill) => spill.is_below_open(),
@@ -173,7 +173,7 @@ impl Node {
     }
 
     /// Keeps what a file has open; false if there are too many.
-    fn keep_open(&self, file: &FileRef) -> bool {
+    pub(crate) fn keep_open(&self, file: &FileRef) -> bool {
         let kept = file.clone();
         let mut held = self.reconciler.held.lock();
         if held.contains_key(&file.ino) {
@@ -196,6 +196,9 @@ impl Node {
     /// Of a changed file of which only a part is here, the rest is what shows through from the backing
     /// store: it is held open until the copy is written, if it is still the version that was written over.
     /// Why there is a conflict, and what it has cost.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while too many are held; what the backing store says.
     fn hold_rest(&self, record: &Record) -> Result<&'static str> {
         let is_changed = record.dirty || record.spilled;
         if !is_changed || record.backing.fingerprint.is_none() {
@@ -207,7 +210,7 @@ impl Node {
             return Ok(BOTH);
         }
         let residence = file.residence.read();
-        let partial = residence.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let partial = residence.place.as_ref().is_some_and(Place::lacks_bytes);
         let looked = match &residence.base {
             Base::Backing(opened) if partial => self
                 .opened_base(&file, opened)
@@ -218,7 +221,9 @@ impl Node {
         drop(residence);
         match looked {
             Ok(()) if self.keep_open(&file) => Ok(BOTH),
-            Ok(()) | Err(NodeError::RestGone) => {
+            // When others are written, it can be held: until then the name stays its own.
+            Ok(()) => Err(NodeError::Busy),
+            Err(NodeError::RestGone) => {
                 self.give_up_rest(&file);
                 Ok(REST_GONE)
             }
@@ -349,7 +354,7 @@ impl Node {
         Ok(Step::Again)
     }
 
-    pub(super) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
+    pub(crate) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
         let mut path = self.meta.path(link.parent).ok().flatten().unwrap_or_default();
         if !path.is_empty() {
             path.push(b'/');

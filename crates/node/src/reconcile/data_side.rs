@@ -78,6 +78,7 @@ impl Node {
             return;
         }
         let file = self.files.get(ino);
+        file.below_has_other_times(&before, after);
         let noted = self.load(&Context::DAEMON, &file).and_then(|()| {
             let residence = file.residence.read();
             let Some(place) = &residence.place else { return Ok(()) };
