@@ -229,7 +229,10 @@ impl Node {
         node.start_heartbeat();
         node.import_root()?;
         match inheritance {
-            None => drop(node.recover(&HashSet::new())?),
+            None => {
+                node.recover(&HashSet::new())?;
+                node.look_at_a_replaced_root()?;
+            }
             Some(inheritance) => node.inherit(inheritance)?,
         }
         node.tell_set_aside_work();

@@ -627,3 +627,50 @@ fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_a
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+#[test]
+fn store_that_was_made_again_while_unmounted_when_nobody_else_uses_it_then_is_shown_as_it_is() {
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.coherence = forebay_node::Coherence::Exclusive;
+    });
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    for (name, content) in [("dir/changed", "old"), ("dir/gone", "old"), ("same", "old")] {
+        std::fs::write(rig.backing().join(name), content).unwrap();
+    }
+    let listed = |rig: &Rig, dir: &str| {
+        let ino = if dir.is_empty() { Ino::ROOT } else { rig.ino(dir) };
+        let mut names = Vec::new();
+        let mut take = |entry: forebay_node::DirEntry<'_>| {
+            names.push(String::from_utf8_lossy(entry.name).into_owned());
+            true
+        };
+        rig.node().read_dir(&CONTEXT, ino, (0, 100), true, &mut take).unwrap();
+        names.retain(|name| !name.starts_with('.'));
+        names.sort();
+        names
+    };
+    assert_eq!(listed(&rig, ""), ["dir", "same"]);
+    assert_eq!(listed(&rig, "dir"), ["changed", "gone"]);
+    let read = |rig: &Rig, dir: &str, name: &str| {
+        let dir = if dir.is_empty() { Ino::ROOT } else { rig.ino(dir) };
+        let found = rig.node().lookup(&CONTEXT, dir, name.as_bytes()).unwrap().unwrap();
+        let fh = rig.node().open(&CONTEXT, found.ino, libc::O_RDONLY).unwrap().fh;
+        let content = rig.read_all(fh);
+        rig.node().release(fh);
+        String::from_utf8(content).unwrap()
+    };
+    assert_eq!(read(&rig, "dir", "changed"), "old");
+    assert_eq!(read(&rig, "", "same"), "old");
+    assert!(rig.node.take().unwrap().stop(Duration::from_secs(10)));
+    std::fs::rename(rig.backing(), rig.dir.join("before")).unwrap();
+    std::fs::create_dir_all(rig.backing().join("dir")).unwrap();
+    for (name, content) in [("dir/changed", "new"), ("dir/new", "new"), ("same", "new")] {
+        std::fs::write(rig.backing().join(name), content).unwrap();
+    }
+    rig.start();
+    assert_eq!(listed(&rig, "dir"), ["changed", "new"]);
+    assert_eq!(read(&rig, "dir", "changed"), "new");
+    assert_eq!(read(&rig, "dir", "new"), "new");
+    assert_eq!(read(&rig, "", "same"), "new");
+    assert!(rig.node().conflicts().1.is_empty());
+}
