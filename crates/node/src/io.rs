@@ -206,6 +206,7 @@ impl Node {
     /// `ENOSPC` only when neither the tiers nor the backing store have room.
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
+        let _writing = handle.writing();
         let by = (fh, &*handle, context.pid);
         if let Some(written) = self.write_through(context, &handle, offset, data)? {
             self.patterns.note(by, (offset, written), true, false);

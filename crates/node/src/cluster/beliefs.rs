@@ -87,7 +87,13 @@ impl Beliefs {
         for Batch { key, mut facts } in batches {
             let late = looked_up == Some(key);
             if !is_stopped && grants.grant(self.now(), key, &mut facts, late) {
-                granted.push(Belief { beliefs: beliefs.clone(), key, facts, moved: None });
+                granted.push(Belief {
+                    beliefs: beliefs.clone(),
+                    key,
+                    facts,
+                    moved: None,
+                    put_off: false,
+                });
             }
         }
         granted
@@ -118,7 +124,13 @@ impl Beliefs {
         }
         let key = lease.map_or((from_dir.partition(), 0), |lease| lease.key);
         let moved = Some((from_dir.0, from.into()));
-        let belief = self.this.upgrade().map(|beliefs| Belief { beliefs, key, facts, moved });
+        let belief = self.this.upgrade().map(|beliefs| Belief {
+            beliefs,
+            key,
+            facts,
+            moved,
+            put_off: false,
+        });
         Ok((belief, forget))
     }
 }
@@ -174,6 +186,8 @@ pub struct Belief {
     facts: Vec<(Fact, u64)>,
     /// Under which name the kernel had it until now.
     moved: Option<(u64, Box<[u8]>)>,
+    /// It is not moved yet.
+    put_off: bool,
 }
 
 impl Belief {
@@ -196,8 +210,10 @@ impl Drop for Belief {
         if !self.facts.is_empty() {
             grants.sent(now, self.key, &self.facts);
         }
-        if let Some((dir, name)) = &self.moved {
-            grants.moved(*dir, name);
+        match &self.moved {
+            Some((dir, name)) if self.put_off => grants.put_off(now, *dir, name),
+            Some((dir, name)) => grants.moved(*dir, name),
+            None => {}
         }
     }
 }
@@ -288,6 +304,14 @@ pub struct Renaming {
     /// To be dropped when the kernel was told that it can.
     pub beliefs: Vec<Belief>,
     forget: Vec<Fact>,
+}
+
+impl Renaming {
+    /// The call has to wait, and is begun once more from the beginning: the kernel need not look names
+    /// up for that, as it does so once for each call.
+    pub fn put_off(mut self) {
+        self.beliefs.iter_mut().for_each(|belief| belief.put_off = true);
+    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -436,6 +460,19 @@ mod tests {
         }
         let of = |batch: Batch| batch.facts.into_iter().map(|(fact, _)| fact).collect();
         batches.all.into_iter().map(|batch| (batch.key.0, of(batch))).collect()
+    }
+
+    #[test]
+    fn rename_that_has_to_wait_when_it_comes_again_then_fails_no_second_time() {
+        let beliefs = Beliefs::new();
+        let facts = vec![(Fact::Name(1, b"a"[..].into()), nanoseconds(Duration::from_secs(5)))];
+        drop(beliefs.grant(vec![Batch { key: (Ino(1).partition(), 3), facts }], None));
+        let rename = || beliefs.rename((Ino(1), b"a"), None, (Ino(1), b"b"));
+        assert!(rename().is_err(), "the kernel looks the name up");
+        let (belief, _) = rename().expect("it has");
+        Renaming { beliefs: belief.into_iter().collect(), forget: Vec::new() }.put_off();
+        let (belief, _) = rename().expect("of the same call");
+        drop(belief);
     }
 
     #[test]
