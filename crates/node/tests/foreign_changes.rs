@@ -626,6 +626,14 @@ fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_a
         assert!(std::time::Instant::now() < until, "nobody is told");
         std::thread::sleep(Duration::from_millis(10));
     }
+    // Nobody has come to it since: the next daemon tells it.
+    rig.drain();
+    rig.crash();
+    rig.start();
+    let open = |rig: &Rig| rig.node().open(&CONTEXT, rig.ino("file"), libc::O_RDONLY);
+    let first = open(&rig).map(|opened| opened.fh);
+    assert!(matches!(first, Err(forebay_node::NodeError::RestGone)), "{first:?}");
+    rig.node().release(open(&rig).expect("told once").fh);
 }
 
 #[test]
