@@ -192,7 +192,13 @@ impl Serve<'_> {
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
         let exchange = flags & libc::RENAME_EXCHANGE != 0;
         let mut renaming = self.node.before_rename(from, to, exchange)?;
-        self.node.rename(&self.context, from, to, flags)?;
+        match self.node.rename(&self.context, from, to, flags) {
+            Err(NodeError::MustWait) => {
+                renaming.put_off();
+                return Err(NodeError::MustWait);
+            }
+            renamed => renamed?,
+        }
         self.node.after_rename(&mut renaming);
         Ok(kept(Answer::Done, renaming.kernel_grants))
     }

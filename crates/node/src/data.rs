@@ -18,7 +18,9 @@ use parking_lot::RwLock;
 use crate::clock;
 use crate::config::Writeback;
 use crate::context::Context;
-use crate::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
+use crate::data_location::{
+    Charge, DataLocation, Headers, TierObject, Underlay, is_built_upon_another,
+};
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
@@ -70,9 +72,12 @@ impl Node {
             return Err(crate::error::NodeError::Lost);
         }
         let emptied = record.dirty && record.attr.size == 0;
+        let has_version = record.backing.fingerprint.is_some();
         location.base = if record.spilled {
             self.spill_base(file, &record)?
-        } else if record.backing.fingerprint.is_some() && (location.place.is_some() || !emptied) {
+        } else if has_version && (location.place.is_some() || !emptied)
+            || !self.is_clustered() && is_built_upon_another(location.place.as_ref())?
+        {
             Underlay::backing()
         } else {
             Underlay::Zeros
@@ -429,6 +434,10 @@ impl Node {
             Writeback::OnClose | Writeback::Through => {
                 self.reconcile_later(ino, std::time::Duration::ZERO);
             }
+            // What has to be written all the same, also by who had no turn while it was open.
+            Writeback::OnEviction if self.reconciler.wanted.lock().contains(&ino.0) => {
+                self.reconcile_later(ino, std::time::Duration::ZERO);
+            }
             Writeback::OnEviction => {}
         }
     }
@@ -581,6 +590,7 @@ impl Node {
             || self.has_spill_noted(ino);
         location.loaded = true;
         self.troubles.forget_lost(ino);
+        self.forget_rest_gone(ino);
         self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {

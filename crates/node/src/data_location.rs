@@ -41,6 +41,28 @@ pub struct TierObject {
     pub headers: Headers,
 }
 
+impl TierObject {
+    /// Whether bytes of the file are neither in the object nor zeros, but those of a version below.
+    pub fn lacks_bytes(&self) -> bool {
+        self.presence.as_ref().is_some_and(|presence| {
+            let (presence, mut missing) = (presence.read(), Vec::new());
+            presence.missing_runs(0..presence.size(), &mut missing);
+            !missing.is_empty()
+        })
+    }
+}
+
+/// Whether an object has changes to a version of which it lacks bytes. Nothing may be known of that
+/// any more, after a conflict or because others have removed it; what it had is no zeros for that.
+pub(crate) fn is_built_upon_another(object: Option<&TierObject>) -> Result<bool> {
+    match object {
+        Some(place) if place.dirty.load(Ordering::Acquire) && place.lacks_bytes() => {
+            Ok(place.object.header()?.base.is_some())
+        }
+        _ => Ok(false),
+    }
+}
+
 /// How often the header of an object was written since the object is in use, and which of them a sync
 /// has covered. Bytes that are durable without the header that says so are lost with the power.
 #[derive(Default)]

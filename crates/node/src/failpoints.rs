@@ -8,6 +8,7 @@ const OWN: &[&str] = &[
     "node.open.attach",
     "node.release.before_settle",
     "node.look_up.record",
+    "node.attributes.before_object",
     "node.write.marked",
     "node.dirty.before_header",
     "node.dirty.after_header",

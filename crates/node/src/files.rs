@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use forebay_store::{Attributes, Object};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
@@ -85,6 +86,8 @@ pub struct File {
     pub spill: Mutex<Weak<Spill>>,
     /// In a cluster: counts replacements of bytes that the kernel had not asked for.
     pub pages_replaced: AtomicU64,
+    /// The version below when it was last seen to be the one that is known.
+    pub below: Mutex<Option<Fingerprint>>,
 }
 
 /// Counts what may leave a mapping that programs store into without the daemon: opens and closes of
@@ -122,6 +125,14 @@ impl StoredUnseen {
 }
 
 impl File {
+    /// How an object of the file is, with the time that its record has: a program may have set that in
+    /// the record, and not on the object yet. Whoever publishes what it finds here, as of a record that
+    /// it has read before, publishes the time that this record says.
+    pub fn stat_with_time(&self, object: &dyn Object) -> forebay_store::Result<Attributes> {
+        let _one_at_a_time = self.times.lock();
+        object.stat()
+    }
+
     fn new(ino: Ino) -> Self {
         File {
             ino,
@@ -153,6 +164,7 @@ impl File {
             times: Mutex::new(()),
             spill: Mutex::default(),
             pages_replaced: AtomicU64::new(0),
+            below: Mutex::default(),
         }
     }
 

@@ -155,8 +155,8 @@ impl Node {
                 return Ok(Flushed::Conflict(self.found_at(target)?));
             }
             Err(NodeError::RestGone) => {
-                // The conflict was told, and nothing will bring it back.
                 self.give_up_rest(&file);
+                self.remember_rest_gone(target.parent, target.name);
                 self.open_layers(&file)?
             }
             layers => layers?,
@@ -366,7 +366,7 @@ impl Node {
             let Some(place) = &location.place else {
                 return Ok(if at == 0 { Copied::Empty } else { Copied::Overtaken });
             };
-            let stat = place.object.stat()?;
+            let stat = file.stat_with_time(&*place.object)?;
             if at >= stat.size {
                 to.set_len(stat.size)?;
                 return Ok(Copied::As(stat.mtime));
@@ -692,7 +692,7 @@ impl Node {
         loop {
             let location = file.location.read();
             let Some(place) = &location.place else { return Ok(None) };
-            let stat = place.object.stat()?;
+            let stat = file.stat_with_time(&*place.object)?;
             let Some(presence) = &place.presence else {
                 copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);

@@ -77,6 +77,8 @@ pub struct Handle {
     pub(crate) keeps_set_ids: bool,
     /// Under which alias of the file it was opened.
     pub(crate) alias: u8,
+    /// Whether something was written through it since its writes were last told to those who keep pages.
+    pub(crate) wrote: AtomicBool,
     /// What its open has shown.
     pub(crate) seen: Seen,
     /// Whether it keeps the file on this node ([`crate::cluster::WritePin`]), as it may write it.
@@ -98,7 +100,21 @@ pub struct Handle {
     pub(crate) share: Option<Share>,
 }
 
+/// A write under way: whoever closes after it knows of it.
+pub(crate) struct Writing<'a>(&'a Handle);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.wrote.store(true, Ordering::Release);
+    }
+}
+
 impl Handle {
+    /// To be kept for as long as bytes are written through the handle.
+    pub(crate) fn writing(&self) -> Writing<'_> {
+        Writing(self)
+    }
+
     pub(crate) fn new(
         file: FileRef,
         write: bool,
@@ -115,6 +131,8 @@ impl Handle {
             keeps_set_ids: false,
             alias: 0,
             seen: Seen::default(),
+            // Nobody knows what a predecessor has written.
+            wrote: AtomicBool::new(write),
             held: AtomicBool::new(write),
             remote: Remote::default(),
             stream: OnceLock::new(),

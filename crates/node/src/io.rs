@@ -18,6 +18,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::fetch::FetchMode;
 use crate::files::{File, FileRef};
+use crate::handle::OpenMode;
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::spill::write_all;
@@ -62,6 +63,10 @@ impl Node {
             return Ok(read);
         }
         let file = &handle.file;
+        if handle.mode == OpenMode::Direct {
+            // What the kernel reads for its cache may be read ahead, and an error of that goes unseen.
+            self.tell_rest_gone(context, file.ino)?;
+        }
         let location = file.location_for(context)?;
         let end = offset + buffer.len() as u64;
         if let Some(place) = &location.place {
@@ -202,6 +207,7 @@ impl Node {
     /// `ENOSPC` only when neither the tiers nor the backing store have room.
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
+        let _writing = handle.writing();
         let by = (fh, &*handle, context.pid);
         if let Some(written) = self.write_forwarded(context, &handle, offset, data)? {
             self.patterns.note(by, (offset, written), true, false);
@@ -402,6 +408,7 @@ impl Node {
         let synced = self.sync_handle(context, fh, data_only);
         // After it: what is lost may have come to light meanwhile.
         self.tell_losses(ino, Teller::Sync)?;
+        self.tell_rest_gone(context, ino)?;
         synced
     }
 

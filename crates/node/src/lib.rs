@@ -59,6 +59,7 @@ mod recover_tests;
 mod removals;
 mod report;
 mod residents;
+mod rest_gone;
 mod restamp;
 mod room;
 mod shares;

@@ -232,7 +232,10 @@ impl Node {
         node.start_heartbeat();
         node.import_root()?;
         match handed_over {
-            None => drop(node.recover(&HashSet::new())?),
+            None => {
+                node.recover(&HashSet::new())?;
+                node.look_at_a_replaced_root()?;
+            }
             Some(handed_over) => node.resume(handed_over)?,
         }
         node.tell_set_aside_work();
@@ -242,6 +245,7 @@ impl Node {
         }
         node.note_all_moved();
         node.take_up_written_entries()?;
+        node.take_up_rest_gone()?;
         node.start_reconciler();
         node.start_ticker();
         node.start_peers()?;

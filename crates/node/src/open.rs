@@ -114,6 +114,7 @@ impl Node {
         }
         if how.flags & libc::O_TRUNC == 0 {
             self.look_at_rest(context, file)?;
+            self.tell_rest_gone(context, file.ino)?;
         }
         if how.writes() {
             self.check_writable_below(context, &record)?;

@@ -26,7 +26,7 @@ use forebay_types::Timestamp;
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock;
-use crate::data_location::Underlay;
+use crate::data_location::{TierObject, Underlay};
 use crate::error::Result;
 use crate::files::{File, FileRef};
 use crate::io::compose;
@@ -166,7 +166,7 @@ impl Node {
         file: &FileRef,
     ) -> Result<(bool, bool, bool, Option<Arc<Spill>>)> {
         let location = file.location.read();
-        let partial = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
         let spill = match &location.base {
             Underlay::Spill(spill) => {
                 self.check_below(file, spill)?;
@@ -185,13 +185,16 @@ impl Node {
     }
 
     /// The version that what is here builds upon is gone: zeros stand for all that was not brought in.
-    pub(crate) fn give_up_rest(&self, file: &File) {
+    pub(crate) fn give_up_rest(&self, file: &FileRef) {
         let mut location = file.location.write();
         match &location.base {
             Underlay::Backing(_) if location.place.is_some() => location.base = Underlay::Zeros,
             Underlay::Spill(spill) => spill.give_up_below(),
             Underlay::Backing(_) | Underlay::Zeros => return,
         }
+        // Whoever comes after this one would find it gone once more, until that is written.
+        self.keep_open(file);
+        self.note_rest_gone(file.ino);
         tracing::error!(
             ino = %file.ino,
             "others have changed or removed the version that a file changed here builds upon: what was not brought in of it is zeros from now on"

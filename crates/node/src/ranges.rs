@@ -45,6 +45,8 @@ impl Node {
         length: u64,
         mode: i32,
     ) -> Result<()> {
+        let handle = self.handle(fh)?;
+        let _writing = handle.writing();
         match self.fallocate_once(context, fh, (offset, length), mode) {
             Err(error) if self.takes_newer_version(&*self.file_of(fh)?, &error) => {
                 self.fallocate_once(context, fh, (offset, length), mode)

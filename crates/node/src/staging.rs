@@ -139,16 +139,21 @@ impl Node {
         }
         let object = place.object.clone();
         drop(location);
-        let temporary = self.copy_to_temporary(record, &*object)?;
+        let temporary = self.copy_to_temporary(file, record, &*object)?;
         temporary.file().start_writing_out();
         *file.staged.lock() = Some(Staged { temporary, writes, change: record.change });
         Ok(true)
     }
 
     /// A temporary with a whole object's bytes, attributes and extended attributes.
-    fn copy_to_temporary(&self, record: &Record, object: &dyn Object) -> Result<Temporary> {
+    fn copy_to_temporary(
+        &self,
+        file: &File,
+        record: &Record,
+        object: &dyn Object,
+    ) -> Result<Temporary> {
         let temporary = self.backing.temporary(record.ino.0)?;
-        let stat = object.stat()?;
+        let stat = file.stat_with_time(object)?;
         let limits = self.limits(Priority::WriteBack);
         let to = &**temporary.file();
         copy::copy_range(object, to, 0..stat.size, &limits, &Cancel::default())?;

@@ -37,6 +37,9 @@ impl Node {
         // It counts as open meanwhile: an eviction would leave it without bytes between two looks.
         let in_use = InUse::new(&file);
         let mut done = self.truncate_in_use(context, &file, record, size);
+        if size == 0 && done.is_ok() {
+            self.forget_rest_gone(file.ino);
+        }
         if done.as_ref().is_err_and(|error| self.may_try_again(&file, error)) {
             done = self.truncate_in_use(context, &file, record, size);
         }

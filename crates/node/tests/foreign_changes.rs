@@ -454,6 +454,20 @@ fn file_changed_in_part_when_others_change_what_lies_below_then_no_read_and_no_w
                     conflict_copy(&rig)
                 }
             };
+            // Whoever comes to it is told once that not all of it is there, and people by a conflict.
+            let (_, conflicts) = rig.node().conflicts();
+            let gone =
+                conflicts.iter().any(|conflict| conflict.why.contains("are gone, and zeros"));
+            assert_eq!(gone, !is_there, "{what}: {conflicts:?}");
+            let ino = conflicts.first().map_or(rig.ino("file"), |conflict| match &conflict.ours {
+                Some(ours) => rig.ino(std::str::from_utf8(ours).unwrap()),
+                None => rig.ino("file"),
+            });
+            let open = || rig.node().open(&CONTEXT, ino, libc::O_RDONLY);
+            let first = open().map(|opened| rig.node().release(opened.fh));
+            let failed = |error| matches!(error, forebay_node::NodeError::RestGone);
+            assert_eq!(first.is_err_and(failed), !is_there, "{what}");
+            rig.node().release(open().expect("told once").fh);
             let mut wanted = vec![if is_there { b'1' } else { 0 }; 3 << 20];
             wanted[..1 << 20].fill(b'0');
             if is_there {
@@ -547,4 +561,124 @@ fn file_that_was_written_here_when_changed_in_place_with_size_and_time_kept_then
         assert!(conflict_copy(&rig) == ours, "{len} bytes");
         assert_eq!(rig.node().conflicts().0, 1);
     }
+}
+
+/// Files of which more are in conflict at the same time than are held open.
+#[test]
+fn files_in_conflict_when_too_many_to_be_held_then_each_waits_and_none_gets_zeros() {
+    const FILES: usize = 80;
+    let rig = Rig::new(&[32 * MIB], Arc::new(Transparent), |config| {
+        config.attr_timeout = Duration::from_secs(60);
+    });
+    let (old, new) = (vec![b'1'; 640 << 10], vec![b'2'; 700 << 10]);
+    let names = |file| format!("file{file}");
+    for name in (0..FILES).map(names) {
+        std::fs::write(rig.backing().join(&name), &old).unwrap();
+        age(&rig, &name);
+    }
+    let mut opened = Vec::new();
+    for name in (0..FILES).map(names) {
+        let fh = rig.open(&name, libc::O_RDWR);
+        rig.write(fh, 0, &[b'0'; 64 << 10]);
+        let mut buffer = [0; 100];
+        rig.node().read(&CONTEXT, fh, 600 << 10, &mut buffer).unwrap();
+        opened.push(fh);
+    }
+    for name in (0..FILES).map(names) {
+        std::fs::write(rig.backing().join("new"), &new).unwrap();
+        std::fs::rename(rig.backing().join("new"), rig.backing().join(name)).unwrap();
+    }
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    rig.node().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+    for (file, fh) in opened.into_iter().enumerate() {
+        let mut wanted = old.clone();
+        wanted[..64 << 10].fill(b'0');
+        assert!(rig.read_all(fh) == wanted, "of file {file} is read what it was");
+        rig.node().release(fh);
+    }
+    let (count, conflicts) = rig.node().conflicts();
+    assert_eq!(count, FILES as u64);
+    for conflict in conflicts {
+        assert!(!conflict.why.contains("zeros"), "{conflict:?}");
+    }
+}
+
+#[test]
+fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_all_the_same() {
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.attr_timeout = Duration::from_secs(60);
+        config.writeback = forebay_node::Writeback::OnEviction;
+    });
+    std::fs::write(rig.backing().join("file"), vec![b'1'; 3 << 20]).unwrap();
+    age(&rig, "file");
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &[b'0'; 1 << 20]);
+    rig.node().release(fh);
+    rig.crash();
+    rig.start();
+    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    let read = rig.node().read(&CONTEXT, fh, 2 << 20, &mut [0; 100]);
+    assert!(matches!(read, Err(forebay_node::NodeError::RestGone)), "{read:?}");
+    rig.node().release(fh);
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while rig.node().conflicts().0 == 0 {
+        assert!(std::time::Instant::now() < until, "nobody is told");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Nobody has come to it since: the next daemon tells it.
+    rig.drain();
+    rig.crash();
+    rig.start();
+    let open = |rig: &Rig| rig.node().open(&CONTEXT, rig.ino("file"), libc::O_RDONLY);
+    let first = open(&rig).map(|opened| opened.fh);
+    assert!(matches!(first, Err(forebay_node::NodeError::RestGone)), "{first:?}");
+    rig.node().release(open(&rig).expect("told once").fh);
+}
+
+#[test]
+fn store_that_was_made_again_while_unmounted_when_nobody_else_uses_it_then_is_shown_as_it_is() {
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.coherence = forebay_node::Coherence::Exclusive;
+    });
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    for (name, content) in [("dir/changed", "old"), ("dir/gone", "old"), ("same", "old")] {
+        std::fs::write(rig.backing().join(name), content).unwrap();
+    }
+    let listed = |rig: &Rig, dir: &str| {
+        let ino = if dir.is_empty() { Ino::ROOT } else { rig.ino(dir) };
+        let mut names = Vec::new();
+        let mut take = |entry: forebay_node::DirEntry<'_>| {
+            names.push(String::from_utf8_lossy(entry.name).into_owned());
+            true
+        };
+        rig.node().read_dir(&CONTEXT, ino, (0, 100), true, &mut take).unwrap();
+        names.retain(|name| !name.starts_with('.'));
+        names.sort();
+        names
+    };
+    assert_eq!(listed(&rig, ""), ["dir", "same"]);
+    assert_eq!(listed(&rig, "dir"), ["changed", "gone"]);
+    let read = |rig: &Rig, dir: &str, name: &str| {
+        let dir = if dir.is_empty() { Ino::ROOT } else { rig.ino(dir) };
+        let found = rig.node().lookup(&CONTEXT, dir, name.as_bytes()).unwrap().unwrap();
+        let fh = rig.node().open(&CONTEXT, found.ino, libc::O_RDONLY).unwrap().fh;
+        let content = rig.read_all(fh);
+        rig.node().release(fh);
+        String::from_utf8(content).unwrap()
+    };
+    assert_eq!(read(&rig, "dir", "changed"), "old");
+    assert_eq!(read(&rig, "", "same"), "old");
+    assert!(rig.node.take().unwrap().stop(Duration::from_secs(10)));
+    std::fs::rename(rig.backing(), rig.dir.join("before")).unwrap();
+    std::fs::create_dir_all(rig.backing().join("dir")).unwrap();
+    for (name, content) in [("dir/changed", "new"), ("dir/new", "new"), ("same", "new")] {
+        std::fs::write(rig.backing().join(name), content).unwrap();
+    }
+    rig.start();
+    assert_eq!(listed(&rig, "dir"), ["changed", "new"]);
+    assert_eq!(read(&rig, "dir", "changed"), "new");
+    assert_eq!(read(&rig, "dir", "new"), "new");
+    assert_eq!(read(&rig, "", "same"), "new");
+    assert!(rig.node().conflicts().1.is_empty());
 }

@@ -587,3 +587,103 @@ fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that
         same(&rig.plain("file"), &bytes, "in the backing store");
     }
 }
+
+/// A program sets a time while the file is written back: in the record it is there, on the tier it comes
+/// a moment later.
+#[test]
+fn times_when_set_while_their_file_is_copied_then_are_those_below() {
+    let _one = ONE.lock();
+    // A file alone, several that are staged together, and one that is written in place.
+    let cases = [("node.flush.publish", 1, 1), ("node.flush.publish", 3, 1)];
+    for (point, files, names) in cases.into_iter().chain([("node.flush.in_place_copied", 1, 2)]) {
+        let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+            config.writeback = Writeback::OnEviction;
+        });
+        let node = rig.node();
+        for file in 0..files {
+            rig.put(&format!("f{file}"), &noise(file, 3000));
+        }
+        let ino = rig.ino("f0");
+        if names > 1 {
+            node.link(&CONTEXT, ino, Ino::ROOT, b"other").unwrap();
+            rig.drain();
+            let fh = rig.open("f0", libc::O_WRONLY);
+            rig.write(fh, 0, b"written");
+            node.release(fh);
+        }
+        let mtime = Timestamp::new(1_000_000_000, 7);
+        let setting = Held::at("node.attributes.before_object");
+        let written = Held::at(point);
+        let set = SetAttr { mtime: Some(SetTime::At(mtime)), ..SetAttr::default() };
+        std::thread::scope(|scope| {
+            let (come, arrived) = sync_channel(1);
+            let (go, gone) = sync_channel(1);
+            scope.spawn(move || {
+                let mut first = true;
+                let mut progress = |_| {
+                    // It has looked for what was written, and has yet to write back.
+                    if std::mem::take(&mut first) {
+                        come.send(()).unwrap();
+                        gone.recv_timeout(LIMIT).unwrap();
+                    }
+                    true
+                };
+                node.sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut progress).unwrap();
+            });
+            arrived.recv_timeout(LIMIT).unwrap();
+            scope.spawn(|| node.setattr(&CONTEXT, ino, &set).unwrap());
+            setting.wait();
+            go.send(()).unwrap();
+            // It may also wait for the time.
+            let _ = written.arrived.recv_timeout(Duration::from_secs(1));
+            setting.release();
+            written.release();
+        });
+        rig.drain();
+        let found = std::fs::metadata(rig.backing().join("f0")).unwrap().modified().unwrap();
+        let wanted = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 7);
+        assert_eq!(found, wanted, "below, {files} files of {names} names");
+        assert_eq!(node.getattr(&CONTEXT, ino).unwrap().attr.mtime, mtime);
+    }
+}
+
+/// Others write into the version that is held for a file in conflict, under the name that they gave it.
+#[test]
+fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_written_over() {
+    let _one = ONE.lock();
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.writeback = Writeback::OnEviction;
+    });
+    let at = |name: &str| rig.backing().join(name);
+    std::fs::write(at("file"), vec![b'1'; 3 << 20]).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &[b'0'; 1 << 20]);
+    let mut buffer = [0; 100];
+    rig.node().read(&CONTEXT, fh, 2 << 20, &mut buffer).unwrap();
+    assert_eq!(buffer, [b'1'; 100]);
+    std::fs::rename(at("file"), at("moved")).unwrap();
+    std::fs::write(at("file"), b"theirs").unwrap();
+    // The first flush finds the conflict, the second one writes the copy beside it.
+    fail::cfg("node.flush.begin", "1*off->pause").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap()
+        });
+        let until = Instant::now() + LIMIT;
+        while rig.node().conflicts().0 == 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::write(at("moved"), vec![b'2'; 3 << 20]).unwrap();
+        let read = rig.node().read(&CONTEXT, fh, 2 << 20, &mut buffer);
+        fail::remove("node.flush.begin");
+        assert!(matches!(read, Err(forebay_node::NodeError::RestGone)), "{read:?}");
+    });
+    rig.node().release(fh);
+    rig.drain();
+    let (_, conflicts) = rig.node().conflicts();
+    assert!(conflicts.iter().any(|conflict| conflict.why.contains("zeros")), "{conflicts:?}");
+    let ours = conflicts.iter().find_map(|conflict| conflict.ours.as_deref()).unwrap();
+    let copy = rig.plain(std::str::from_utf8(ours).unwrap());
+    assert!(!copy.contains(&b'2'), "nothing of theirs");
+    assert_eq!(copy[..1 << 20], [b'0'; 1 << 20]);
+}

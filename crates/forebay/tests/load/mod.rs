@@ -346,7 +346,9 @@ fn removed(common: &Common) -> io::Result<()> {
 
 /// Files without a name.
 fn unnamed(common: &Common) -> io::Result<()> {
-    let make = || rustix::fs::open(&common.dir, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR);
+    // A child that the test starts meanwhile would keep it open.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let make = || rustix::fs::open(&common.dir, flags, Mode::RUSR);
     let kept = File::from(make()?);
     let mut count = 0_u64;
     while common.go_on() {
@@ -388,7 +390,8 @@ fn listing(common: &Common) -> io::Result<()> {
 
 fn names_in(common: &Common, path: &Path) -> io::Result<BTreeSet<Vec<u8>>> {
     let mut found = BTreeSet::new();
-    let mut dir = Dir::new(rustix::fs::open(path, OFlags::DIRECTORY, Mode::empty())?)?;
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut dir = Dir::new(rustix::fs::open(path, flags, Mode::empty())?)?;
     while let Some(entry) = common.measure(|| dir.read().transpose())? {
         let name = entry.file_name().to_bytes().to_vec();
         if !name.starts_with(b".") && !found.insert(name) {

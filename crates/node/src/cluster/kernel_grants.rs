@@ -93,6 +93,7 @@ impl KernelGrants {
                     key,
                     facts,
                     moved: None,
+                    put_off: false,
                 });
             }
         }
@@ -128,6 +129,7 @@ impl KernelGrants {
             key,
             facts,
             moved,
+            put_off: false,
         });
         Ok((grant, forget))
     }
@@ -185,6 +187,8 @@ pub struct KernelGrant {
     facts: Vec<(Fact, u64)>,
     /// Under which name the kernel had it until now.
     moved: Option<(u64, Box<[u8]>)>,
+    /// It is not moved yet.
+    put_off: bool,
 }
 
 impl KernelGrant {
@@ -207,8 +211,10 @@ impl Drop for KernelGrant {
         if !self.facts.is_empty() {
             grants.sent(now, self.key, &self.facts);
         }
-        if let Some((dir, name)) = &self.moved {
-            grants.moved(*dir, name);
+        match &self.moved {
+            Some((dir, name)) if self.put_off => grants.put_off(now, *dir, name),
+            Some((dir, name)) => grants.moved(*dir, name),
+            None => {}
         }
     }
 }
@@ -299,6 +305,14 @@ pub struct Renaming {
     /// To be dropped when the kernel was told that it can.
     pub kernel_grants: Vec<KernelGrant>,
     forget: Vec<Fact>,
+}
+
+impl Renaming {
+    /// The call has to wait, and is begun once more from the beginning: the kernel need not look names
+    /// up for that, as it does so once for each call.
+    pub fn put_off(mut self) {
+        self.kernel_grants.iter_mut().for_each(|grant| grant.put_off = true);
+    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -452,6 +466,19 @@ mod tests {
         }
         let of = |batch: Batch| batch.facts.into_iter().map(|(fact, _)| fact).collect();
         batches.all.into_iter().map(|batch| (batch.key.0, of(batch))).collect()
+    }
+
+    #[test]
+    fn rename_that_has_to_wait_when_it_comes_again_then_fails_no_second_time() {
+        let kernel_grants = KernelGrants::new();
+        let facts = vec![(Fact::Name(1, b"a"[..].into()), nanoseconds(Duration::from_secs(5)))];
+        drop(kernel_grants.grant(vec![Batch { key: (Ino(1).partition(), 3), facts }], None));
+        let rename = || kernel_grants.rename((Ino(1), b"a"), None, (Ino(1), b"b"));
+        assert!(rename().is_err(), "the kernel looks the name up");
+        let (grant, _) = rename().expect("it has");
+        Renaming { kernel_grants: grant.into_iter().collect(), forget: Vec::new() }.put_off();
+        let (grant, _) = rename().expect("of the same call");
+        drop(grant);
     }
 
     #[test]

@@ -111,9 +111,11 @@ impl Node {
 
     /// A handle is closed: its open has returned, and the kernel has dropped what it had before.
     pub(crate) fn note_pages(&self, handle: &Handle) {
-        if handle.write && handle.mode == OpenMode::Direct {
+        let wrote = handle.mode == OpenMode::Direct && handle.wrote.swap(false, Ordering::AcqRel);
+        if handle.write && wrote {
             // The kernel drops the pages in the way of such a write before it sends it: a reader may
-            // have brought the bytes back that were there before.
+            // have brought the bytes back that were there before. Not at the release that follows the
+            // last close some time later: what was read between the two is what was written.
             self.pages_replaced(&handle.file);
         }
         let (Some(cluster), Some(version)) = (&self.cluster, handle.seen.version) else { return };

@@ -62,12 +62,21 @@ impl Node {
     /// `ESTALE`: see [`Node::takes_newer_version`]. [`NodeError::RestGone`] of a file that has changes
     /// here: nothing newer can be taken over then, and its write-back finds the conflict.
     pub(crate) fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
+        let file = self.files.get(ino);
         for _ in 0..MAX_LOOKS {
             let record = self.meta.get(ino)?;
             let is_changed_here = record.differs() || self.is_unsettled(ino);
-            // Of a file in conflict, for which it is held: none of the store's versions is its own.
-            let is_held = is_changed_here && record.backing.fingerprint.is_none();
-            if is_held || is_own(&record, &opened.stat()?) {
+            let found = opened.stat()?;
+            if is_changed_here && record.backing.fingerprint.is_none() {
+                // Of a file in conflict, for which it is held: none of the store's versions is its own,
+                // and others may go on to write into this one, wherever it is.
+                match file.is_still_below(&found.fingerprint()) {
+                    true => return Ok(()),
+                    false => break,
+                }
+            }
+            if is_own(&record, &found) {
+                file.saw_below(found.fingerprint());
                 return Ok(());
             }
             if !is_changed_here {
@@ -79,7 +88,7 @@ impl Node {
                 break;
             }
         }
-        Err(NodeError::RestGone)
+        Err(self.found_rest_gone(ino))
     }
 
     /// Opens the version of a file that is known, of which parts are not here.
@@ -90,22 +99,24 @@ impl Node {
         let record = self.meta.get(ino)?;
         let is_changed_here = !self.is_clustered() && (record.differs() || self.is_unsettled(ino));
         if is_changed_here && !has_version(&record) {
-            return Err(NodeError::RestGone);
+            return Err(self.found_rest_gone(ino));
         }
         let opened = match self.open_version(ino) {
             Err(error) if is_changed_here && error.class() == Some(ErrorClass::NotFound) => {
-                return Err(NodeError::RestGone);
+                return Err(self.found_rest_gone(ino));
             }
             opened => opened?,
         };
-        self.check_version(ino, &*opened)?;
         if is_changed_here && record.backing.fingerprint.is_none() {
             // What stands under its name may be of others.
-            let now = self.meta.get(ino)?;
-            if !is_own(&now, &opened.stat()?) {
-                return Err(NodeError::RestGone);
+            let (now, found) = (self.meta.get(ino)?, opened.stat()?);
+            if !is_own(&now, &found) {
+                return Err(self.found_rest_gone(ino));
             }
+            self.files.get(ino).saw_below(found.fingerprint());
+            return Ok(opened);
         }
+        self.check_version(ino, &*opened)?;
         Ok(opened)
     }
 

@@ -7,6 +7,7 @@ use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use super::dirs::MAX_PARENTS;
+use crate::config::Coherence;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -14,6 +15,10 @@ use crate::paths::is_gone;
 
 /// Entries read from a directory at a time.
 const PAGE: usize = 512;
+
+/// Where it is noted which directory the root of the backing store was when everything below it was
+/// last looked at by this mount, or brought in as it was asked for.
+const ROOT_SEEN: &str = "root-seen";
 
 /// What was looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,6 +64,35 @@ impl Node {
             }
         }
         Ok(looked)
+    }
+
+    /// At a start: where nobody else changes the backing store, nothing that is known is looked at again.
+    /// That does not hold of a directory that was removed and made again at its path, moved or restored
+    /// while nothing was mounted: everything that is known is compared with it once, before it is shown.
+    ///
+    /// # Errors
+    /// What the backing store says: the next start looks again.
+    pub(crate) fn look_at_a_replaced_root(&self) -> Result<()> {
+        let now = self.store.root.as_bytes();
+        if self.is_clustered() || now.is_empty() {
+            return Ok(());
+        }
+        match self.meta.setting(ROOT_SEEN)? {
+            Some(seen) if seen == now => return Ok(()),
+            // It looks as it is used, and at nothing else.
+            Some(_) if self.config.coherence != Coherence::Exclusive => return Ok(()),
+            Some(_) => {
+                tracing::warn!(
+                    "the backing store is another directory than at the last mount: everything that is \
+                     known of it is looked at before the mount is there"
+                );
+                let looked = self.refresh(Path::new(""), &mut |_| true)?;
+                tracing::info!(?looked, "the backing store was looked at");
+            }
+            None => {}
+        }
+        self.meta.set_setting(ROOT_SEEN, now)?;
+        Ok(self.meta.sync()?)
     }
 
     fn refresh_below(&self, dir: Ino, looked: &mut Looked, stack: &mut Vec<Ino>) -> Result<()> {

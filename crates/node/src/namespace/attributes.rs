@@ -11,6 +11,7 @@ use crate::cluster::AccessMode;
 use crate::config::Durability;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::node::Node;
 
 use super::Stat;
@@ -189,6 +190,7 @@ impl Node {
             mtime: set.mtime.map(|_| record.attr.mtime),
             ..Times::default()
         };
+        fail_at!("node.attributes.before_object");
         if let Some(file) = &file {
             self.set_object_times(file, times);
         }

@@ -386,7 +386,11 @@ impl Node {
         if target.is_some() && !source.dirty && self.is_unsettled(source.ino) {
             // A crash of the machine may leave less of it than there is now, and then what it is to
             // replace stays: how much there is must be known.
-            self.settle_by(&self.files.get(source.ino), Some(Instant::now()))?;
+            match self.settle_by(&self.files.get(source.ino), Some(Instant::now())) {
+                // Another node has it by now, and says how much there is.
+                Err(NodeError::Posix(Errno::STALE)) => {}
+                settled => drop(settled?),
+            }
         }
         if !flags.exchange {
             let at = Link::new(to_dir, to);

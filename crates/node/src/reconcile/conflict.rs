@@ -15,7 +15,7 @@ use super::names::os;
 use super::work::{Step, Work};
 use crate::clock;
 use crate::context::Context;
-use crate::data_location::{DataLocation, Underlay};
+use crate::data_location::{DataLocation, TierObject, Underlay};
 use crate::error::{NodeError, Result};
 use crate::files::FileRef;
 use crate::import::LIMBO;
@@ -162,7 +162,7 @@ impl Node {
     /// At the last close of a changed file of which only a part is here: the version that its writers saw
     /// beneath stays open until the file is written back, whatever others put in its place.
     pub(crate) fn hold_opened_rest(&self, file: &FileRef, location: &DataLocation) {
-        let partial = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
         let is_open = match &location.base {
             Underlay::Backing(opened) => partial && opened.lock().is_some(),
             Underlay::Spill(spill) => spill.is_below_open(),
@@ -174,7 +174,7 @@ impl Node {
     }
 
     /// Keeps what a file has open; false if there are too many.
-    fn keep_open(&self, file: &FileRef) -> bool {
+    pub(crate) fn keep_open(&self, file: &FileRef) -> bool {
         let kept = file.clone();
         let mut held = self.reconciler.held.lock();
         if held.contains_key(&file.ino) {
@@ -197,6 +197,9 @@ impl Node {
     /// Of a changed file of which only a part is here, the rest is what shows through from the backing
     /// store: it is held open until the copy is written, if it is still the version that was written over.
     /// Why there is a conflict, and what it has cost.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while too many are held; what the backing store says.
     fn hold_rest(&self, record: &Record) -> Result<&'static str> {
         let is_changed = record.dirty || record.spilled;
         if !is_changed || record.backing.fingerprint.is_none() {
@@ -208,7 +211,7 @@ impl Node {
             return Ok(BOTH);
         }
         let location = file.location.read();
-        let partial = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
         let looked = match &location.base {
             Underlay::Backing(opened) if partial => self
                 .opened_base(&file, opened)
@@ -219,7 +222,9 @@ impl Node {
         drop(location);
         match looked {
             Ok(()) if self.keep_open(&file) => Ok(BOTH),
-            Ok(()) | Err(NodeError::RestGone) => {
+            // When others are written, it can be held: until then the name stays its own.
+            Ok(()) => Err(NodeError::Busy),
+            Err(NodeError::RestGone) => {
                 self.give_up_rest(&file);
                 Ok(REST_GONE)
             }
@@ -350,7 +355,7 @@ impl Node {
         Ok(Step::Again)
     }
 
-    pub(super) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
+    pub(crate) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
         let mut path = self.meta.path(link.parent).ok().flatten().unwrap_or_default();
         if !path.is_empty() {
             path.push(b'/');

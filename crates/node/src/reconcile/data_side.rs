@@ -79,6 +79,7 @@ impl Node {
             return;
         }
         let file = self.files.get(ino);
+        file.below_has_other_times(&before, after);
         let noted = self.load(&Context::DAEMON, &file).and_then(|()| {
             let location = file.location.read();
             let Some(place) = &location.place else { return Ok(()) };

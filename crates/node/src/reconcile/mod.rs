@@ -74,6 +74,8 @@ pub struct Reconciler {
     entries_written: Mutex<BTreeSet<u64>>,
     /// Held by whoever sets them.
     restoring: Mutex<()>,
+    /// Files of which parts are gone, and nobody was told.
+    pub(crate) rest_gone: crate::rest_gone::Untold,
     #[cfg(test)]
     pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
 }
