@@ -78,7 +78,7 @@ fn wait(
     let here = Arc::clone(shared);
     let done = move |waited: Waited| match waited {
         Waited::Ended(outcome) => {
-            request_log::ended(&header, outcome.as_ref().map(|()| ()), began);
+            request_log::ended(&header, outcome.as_ref().err(), began);
             here.answer(&header, outcome.map(|()| Answer::Done), reply, began);
         }
         Waited::HandedOn => reply.leave_unanswered(),

@@ -51,8 +51,8 @@ pub fn followed(
 }
 
 /// Logs the end of a request that waited without a thread, as those for locks do.
-pub fn ended(header: &Header, outcome: Result<(), &NodeError>, began: Instant) {
-    let errno = outcome.err().map(errno);
+pub fn ended(header: &Header, error: Option<&NodeError>, began: Instant) {
+    let errno = error.map(errno);
     let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     debug!(target: TARGET, number = header.unique, us, errno, "waited");
 }
