@@ -1,6 +1,7 @@
 //! The rules of the repository. Each takes the files and gives its findings.
 
 pub mod book;
+mod calls;
 mod claims;
 pub mod documents;
 mod rooms;
@@ -20,6 +21,7 @@ const RULES: &[Rule] = &[
     sources::unfinished,
     sources::unsafe_forbidden,
     rooms::direction,
+    calls::direction,
     documents::links,
     documents::mentions,
     book::complete,

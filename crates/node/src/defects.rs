@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_types::Ino;
 use prost::Message;
 
-use crate::hand_over::HandOverState;
+use crate::lifecycle::hand_over::HandOverState;
 use crate::node::Node;
 
 /// After such an end nothing is written back by itself for this long: should much of it end daemons,

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use forebay_core::cluster::grants::Fact;
 
 use crate::cluster::LockOwner;
-use crate::hand_over::RemovedInode;
+use crate::lifecycle::hand_over::RemovedInode;
 use crate::metrics::RefusalReason;
 
 /// The kernel as seen through the front.

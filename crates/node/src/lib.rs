@@ -8,72 +8,32 @@
 //! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
 //! changed anything; the caller then makes the same call on a thread that may.
 
-mod access;
-mod aside;
 mod busiest;
-mod check;
 mod clock;
 mod cluster;
 mod config;
 mod context;
-mod data;
-mod data_location;
 mod defects;
-mod doubt;
 mod error;
-mod evict;
-mod failed;
 mod failpoints;
-mod fetch;
-mod files;
-mod flush;
-mod hand_over;
-mod handle;
-mod hints;
 #[cfg(test)]
 mod hot_path_tests;
-mod import;
-mod inode_alias;
-mod io;
 mod kernel;
+mod lifecycle;
 #[cfg(test)]
 mod lockstep;
-mod members;
 pub mod metrics;
-mod mounts_below;
 mod namespace;
 mod node;
-mod open;
-mod overlay;
-mod parked;
-mod paths;
 mod patterns;
 mod pool;
-mod prefetch;
-mod ranges;
-mod rebuild;
-mod reconcile;
-mod recover;
-#[cfg(test)]
-mod recover_tests;
-mod removals;
 mod report;
-mod residents;
-mod rest_gone;
-mod restamp;
-mod room;
-mod shares;
-mod spill;
-mod staging;
+mod requests;
+mod residency;
 mod stream;
-mod synced;
 mod trace;
-mod truncate;
-mod unwritten;
-mod upkeep;
+mod writeback;
 
-pub use aside::{LostChanges, Named};
-pub use check::{CheckRequest, Checked, accept_store, check};
 pub use clock::wall_time;
 pub use cluster::{
     InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockOwner, LockRequest, Membership,
@@ -94,23 +54,27 @@ pub use forebay_meta::{Attr, EngineError, Error as MetaError, Moment, NodeStatus
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use forebay_types::{FileKind, Ino, Timestamp};
-pub use handle::{OpenMode, Opened};
-pub use inode_alias::{node_id, of_node_id};
+pub use lifecycle::check::{CheckRequest, Checked, accept_store, check};
+pub use requests::handle::{OpenMode, Opened};
+pub use residency::aside::{LostChanges, Named};
+pub use residency::inode_alias::{node_id, of_node_id};
 
-pub use hand_over::{HandOverState, HandleMode, OpenHandle, RemovedInode, ResidentObject};
-pub use hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};
-pub use import::Looked;
 pub use kernel::Kernel;
-pub use members::check_tiers;
+pub use lifecycle::hand_over::{
+    HandOverState, HandleMode, OpenHandle, RemovedInode, ResidentObject,
+};
+pub use lifecycle::members::check_tiers;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
 pub use node::Node;
-pub use paths::{Residency, Whereabouts};
 pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use pool::{Pool, Refused, Urgency};
-pub use reconcile::{Conflict, Refused as RefusedByStore, Remaining, Synced};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
+pub use requests::hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};
+pub use requests::paths::{Residency, Whereabouts};
 pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};
+pub use writeback::import::Looked;
+pub use writeback::reconcile::{Conflict, Refused as RefusedByStore, Remaining, Synced};
 
 /// Policies that a mount can use: those that need no knowledge of the future, the default first.
 pub const ONLINE_POLICIES: &[&str] = &[

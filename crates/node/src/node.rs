@@ -19,31 +19,31 @@ use forebay_store::decorators::{InterceptedBacking, Throttled};
 use forebay_store::{DirBacking, StoreIdentity, Tier, TierLock};
 use parking_lot::Mutex;
 
-use crate::access::Accesses;
-use crate::aside::Troubles;
 use crate::cluster::{self, Cluster, Membership};
 use crate::config::NodeConfig;
 use crate::defects::{self, BackgroundWork};
 use crate::error::{NodeError, Result};
-use crate::files::Files;
-use crate::hand_over::HandOverState;
-use crate::handle::Handles;
-use crate::hints::Hints;
-use crate::import::Imports;
 use crate::kernel::Kernel;
-use crate::members::{self, Expected};
+use crate::lifecycle::hand_over::HandOverState;
+use crate::lifecycle::members::{self, Expected};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::pool::Pool;
-use crate::prefetch::Fetches;
-use crate::reconcile::Reconciler;
-use crate::removals::Removals;
-use crate::residents::Residents;
-use crate::restamp::Moved;
-use crate::room::Room;
+use crate::requests::handle::Handles;
+use crate::requests::hints::Hints;
+use crate::residency::access::Accesses;
+use crate::residency::aside::Troubles;
+use crate::residency::files::Files;
+use crate::residency::prefetch::Fetches;
+use crate::residency::removals::Removals;
+use crate::residency::residents::Residents;
+use crate::residency::room::Room;
 use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
-use crate::upkeep::Step;
+use crate::writeback::import::Imports;
+use crate::writeback::reconcile::Reconciler;
+use crate::writeback::restamp::Moved;
+use crate::writeback::upkeep::Step;
 
 /// One tier in use.
 pub struct TierSlot {
@@ -51,7 +51,7 @@ pub struct TierSlot {
     pub tier: Arc<dyn Tier>,
     /// Its room.
     pub room: Room,
-    pub(crate) health: crate::failed::Health,
+    pub(crate) health: crate::residency::failed::Health,
     lock: Mutex<Option<TierLock>>,
 }
 
@@ -67,7 +67,7 @@ pub struct Node {
     /// What was set aside, and what is lost.
     pub(crate) troubles: Troubles,
     pub(crate) removals: Removals,
-    pub(crate) upkeep: crate::upkeep::Upkeep,
+    pub(crate) upkeep: crate::writeback::upkeep::Upkeep,
     /// What ended earlier daemons and is not tried again.
     pub(crate) defects: HashSet<BackgroundWork>,
     pub(crate) accesses: Accesses,
@@ -275,7 +275,7 @@ impl Node {
         }
         bind_to_backing(&meta, &config.backing)?;
         let store = bind_to_store(&meta, expected, &config)?;
-        let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
+        let spills_noted = meta.has_setting_like(crate::residency::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
             Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
@@ -296,7 +296,7 @@ impl Node {
             moved: Moved::default(),
             troubles: Troubles::default(),
             removals: Removals::default(),
-            upkeep: crate::upkeep::Upkeep::default(),
+            upkeep: crate::writeback::upkeep::Upkeep::default(),
             defects: defects::known_from(handed_over),
             accesses: Accesses::default(),
             given_up: Default::default(),
@@ -499,7 +499,7 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
         tiers.push(TierSlot {
             tier: Arc::new(tier),
             room: Room::new(wanted.size_bytes),
-            health: crate::failed::Health::default(),
+            health: crate::residency::failed::Health::default(),
             lock: Mutex::new(Some(lock)),
         });
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_meta::{Engine, MetaStore, Options, Redis, RedisOptions};
 
 use super::life::BEAT;
-use crate::check::Checked;
 use crate::error::{NodeError, Result};
+use crate::lifecycle::check::Checked;
 
 /// Whoever lives shows it meanwhile.
 const LOOK: Duration = BEAT.saturating_mul(4);

@@ -25,12 +25,12 @@ use crate::config::{Durability, Writeback};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
-use crate::files::FileRef;
-use crate::handle::{Handle, OpenMode, Opened};
-use crate::inode_alias::Use as Shown;
 use crate::namespace::perm_after_write;
 use crate::node::Node;
-use crate::open::{Use, check_alias};
+use crate::requests::handle::{Handle, OpenMode, Opened};
+use crate::requests::open::{Use, check_alias};
+use crate::residency::files::FileRef;
+use crate::residency::inode_alias::Use as Shown;
 
 /// How is the file now?
 pub(super) const LOOK: u32 = 16;
@@ -651,7 +651,7 @@ impl Node {
         };
         let record = self.owned(cluster, ino, false)?;
         let file = self.files.get(ino);
-        let in_use = crate::open::InUse::new(&file);
+        let in_use = crate::requests::open::InUse::new(&file);
         let ready = steadily(|| {
             self.match_version(&Context::DAEMON, &file, &record)?;
             self.load(&Context::DAEMON, &file)

@@ -19,11 +19,11 @@ use prost::Message;
 use super::locks::Owner;
 use super::{Cluster, LockRequest, Remote, Waited};
 use crate::error::Result;
-use crate::files::FileRef;
-use crate::hand_over::{HandOverState, OpenHandle};
-use crate::handle::{Handle, OpenMode};
-use crate::inode_alias::Use as Shown;
+use crate::lifecycle::hand_over::{HandOverState, OpenHandle};
 use crate::node::Node;
+use crate::requests::handle::{Handle, OpenMode};
+use crate::residency::files::FileRef;
+use crate::residency::inode_alias::Use as Shown;
 
 /// Which node of a cluster a daemon is.
 #[derive(Clone, PartialEq, Eq, Message)]

@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::error::Result;
-use crate::inode_alias::node_id;
 use crate::kernel::Kernel;
 use crate::namespace::Stat;
 use crate::node::Node;
+use crate::residency::inode_alias::node_id;
 
 /// What the kernel may have.
 pub(crate) struct KernelGrants {

@@ -12,9 +12,9 @@ use forebay_meta::Record;
 use forebay_types::{Fingerprint, Ino};
 use parking_lot::Mutex;
 
-use crate::files::File;
-use crate::handle::{Handle, OpenMode};
 use crate::node::Node;
+use crate::requests::handle::{Handle, OpenMode};
+use crate::residency::files::File;
 
 const SHARDS: usize = 64;
 /// Files of which something is known, in each shard.

@@ -18,12 +18,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::serve::fault;
 use super::sources::{self, AT_A_TIME, Extents, SourceAt};
 use super::{Cluster, Peers};
-use crate::data_location::TierObject;
 use crate::error::Result;
-use crate::fetch::FetchMode;
-use crate::files::{File, FileRef};
 use crate::metrics::Source;
 use crate::node::Node;
+use crate::residency::data_location::TierObject;
+use crate::residency::fetch::FetchMode;
+use crate::residency::files::{File, FileRef};
 
 /// How long another node may take for one extent. One that is gone is noticed sooner, by its
 /// connection.

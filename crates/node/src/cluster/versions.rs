@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 use super::AccessMode;
 use crate::context::Context;
-use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
-use crate::files::{File, FileRef};
 use crate::node::Node;
+use crate::residency::data_location::Underlay;
+use crate::residency::files::{File, FileRef};
 
 /// What identifies a version of a file in the backing store; none if it is not there.
 type Version = Option<Fingerprint>;
@@ -148,7 +148,9 @@ impl Node {
     /// on with the version that counts now.
     fn forget_version(&self, file: &File) -> Result<()> {
         let mut location = file.location.write();
-        let dirty = |place: &crate::data_location::TierObject| place.dirty.load(Ordering::Acquire);
+        let dirty = |place: &crate::residency::data_location::TierObject| {
+            place.dirty.load(Ordering::Acquire)
+        };
         if location.place.as_ref().is_some_and(dirty) || matches!(location.base, Underlay::Spill(_))
         {
             return Ok(());

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::cluster::REDUNDANCY;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::hand_over::RemovedInode;
+use crate::lifecycle::hand_over::RemovedInode;
 use crate::node::Node;
 
 use super::acl::{self, Acl};

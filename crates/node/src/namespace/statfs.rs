@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
-use crate::upkeep::Step;
+use crate::writeback::upkeep::Step;
 
 use super::NAME_MAX;
 

@@ -13,10 +13,10 @@ use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
-use crate::files::FileRef;
 use crate::node::Node;
+use crate::residency::data_location::Underlay;
+use crate::residency::files::FileRef;
 
 use super::{OpenStream, RefusedStream, StreamsReport};
 

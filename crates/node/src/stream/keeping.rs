@@ -10,10 +10,10 @@ use forebay_core::unit::Tick;
 use forebay_types::Ino;
 
 use crate::error::Result;
-use crate::fetch::FetchMode;
-use crate::files::FileRef;
 use crate::node::Node;
 use crate::pool::Urgency;
+use crate::residency::fetch::FetchMode;
+use crate::residency::files::FileRef;
 
 /// Opens count half after so long.
 const HALF_LIFE: u64 = 3_600 * Tick::SECOND;

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::files::FileRef;
-use crate::io::compose;
 use crate::metrics::Source;
 use crate::node::Node;
+use crate::residency::files::FileRef;
+use crate::residency::overlay::compose;
 
 use super::Place;
 use super::hand_over::{self, CarriedStream};

@@ -2,7 +2,7 @@
 //!
 //! Only what lies well behind the end of a file that grows is sent, and what was sent counts only if
 //! nothing before its end was written since it was begun to be read: each write notes how far before
-//! the end it was ([`File::lowest_write`](crate::files::File)). Where anything else happens, copies are
+//! the end it was ([`File::lowest_write`](crate::residency::files::File)). Where anything else happens, copies are
 //! made at `close` as if nothing had been sent.
 
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ use super::level::{Level, Snapshot};
 use super::make::new_version;
 use super::send::{Cargo, Failed};
 use crate::error::Result;
-use crate::files::{File, FileRef};
 use crate::node::Node;
+use crate::residency::files::{File, FileRef};
 
 /// Files are sent ahead in steps of about so many bytes, and as much stays behind the end.
 const STEP: u64 = 4 << 20;

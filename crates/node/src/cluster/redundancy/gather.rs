@@ -17,8 +17,8 @@ use super::level;
 use super::send::WITHIN;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::handle::Handle;
 use crate::node::Node;
+use crate::requests::handle::Handle;
 
 /// Bytes of a fragment that you have.
 pub(in crate::cluster) const FRAGMENT: u32 = 33;

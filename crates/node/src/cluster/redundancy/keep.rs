@@ -266,8 +266,9 @@ impl Node {
         else {
             return Ok(false);
         };
-        let whole =
-            |file: &crate::files::File| file.changed_from.load(Ordering::Acquire) >= known.size;
+        let whole = |file: &crate::residency::files::File| {
+            file.changed_from.load(Ordering::Acquire) >= known.size
+        };
         if !grows || !whole(&file) {
             // Others made them, or bytes were overwritten since: it takes a version of this node's.
             drop(one);

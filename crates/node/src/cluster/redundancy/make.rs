@@ -16,10 +16,10 @@ use super::super::{Cluster, Peers};
 use super::level::{self, Level, Snapshot};
 use super::send::{Cargo, Failed};
 use crate::context::Context;
-use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
-use crate::files::FileRef;
 use crate::node::Node;
+use crate::residency::data_location::Underlay;
+use crate::residency::files::FileRef;
 
 /// How often the metadata may turn out to be changed by others.
 const ATTEMPTS: u32 = 8;

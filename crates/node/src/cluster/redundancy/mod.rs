@@ -48,10 +48,10 @@ use self::make::Outcome;
 pub(crate) use self::policy::ATTRIBUTE as REDUNDANCY;
 pub(super) use self::take_over::TAKE_OVER;
 use super::Cluster;
-use crate::data_location::Underlay;
 use crate::error::Result;
-use crate::files::FileRef;
 use crate::node::Node;
+use crate::residency::data_location::Underlay;
+use crate::residency::files::FileRef;
 
 /// Files that may wait for their copies where nobody waits for them.
 const MAX_WAITING: usize = 4096;

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 
 use super::super::Cluster;
 use super::level::Level;
-use crate::data_location::Underlay;
 use crate::error::{NodeError, Result};
-use crate::files::File;
 use crate::node::Node;
+use crate::residency::data_location::Underlay;
+use crate::residency::files::File;
 
 /// Bytes of a file that are sent at a time, or coded together.
 pub(super) const PIECE: u64 = 2 << 20;

@@ -15,11 +15,11 @@ use prost::Message;
 
 use super::super::Cluster;
 use super::super::forwarding::WITHIN;
-use crate::data_location::{DataLocation, Underlay};
 use crate::error::Result;
-use crate::files::{File, FileRef};
 use crate::node::Node;
-use crate::residents::Resident;
+use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::files::{File, FileRef};
+use crate::residency::residents::Resident;
 
 /// Take this file over, of which you have a copy.
 pub(in crate::cluster) const TAKE_OVER: u32 = 32;

@@ -1,0 +1,737 @@
+//! fsck: tiers that no daemon uses are compared with the namespace, and the namespace with itself. A
+//! repair unlinks nothing that may be the only copy: what can't be used is set aside.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Record, Seq};
+use forebay_store::backing::Access;
+use forebay_store::recover::{self, Aside, Class, Finding};
+use forebay_store::tier::DirTier;
+use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
+use forebay_types::{FileKind, Ino};
+
+use crate::error::{NodeError, Result};
+use crate::lifecycle::members;
+use crate::lifecycle::recover::RECOVERED;
+use crate::node::{BACKING_SETTING, METADATA};
+use crate::residency::doubt;
+use crate::residency::spill::{noted_inode, spill_setting};
+use crate::residency::synced::{is_cut, lengths_count};
+use crate::writeback::parked;
+use crate::writeback::reconcile::is_pending;
+
+/// What to check.
+#[derive(Debug, Clone, Default)]
+pub struct CheckRequest {
+    /// The tiers, fastest first.
+    pub tiers: Vec<PathBuf>,
+    /// The backing store; needed for a rebuild.
+    pub backing: Option<PathBuf>,
+    /// Where the state is, if not in the first tier.
+    pub state_dir: Option<PathBuf>,
+    /// Build the namespace anew from the objects.
+    pub rebuild: bool,
+    /// Repair what can be repaired without loss.
+    pub repair: bool,
+    /// Repair, and give up what is lost: tiers that are not given, and dirty files of which nothing is
+    /// left.
+    pub accept_loss: bool,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Objects that were looked at.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that the backing store lacks.
+    pub dirty: u64,
+    /// Problems found.
+    pub problems: u64,
+    /// Problems repaired.
+    pub repaired: u64,
+    /// Of the namespace of a cluster: inodes that were looked at.
+    pub inodes: u64,
+    /// Their names.
+    pub names: u64,
+    /// Objects that the next mount removes by itself: copies of older versions, and what was not
+    /// finished when the daemon ended.
+    pub leftovers: u64,
+    /// Some of the problems, in words.
+    pub details: Vec<String>,
+    /// What was set aside, now or earlier, for somebody to look at.
+    pub set_aside: Vec<PathBuf>,
+}
+
+/// Problems that are told in words; more are only counted.
+const TOLD: usize = 100;
+/// Entries of the backlog that are looked at at once.
+const PAGE: usize = 1000;
+
+impl Checked {
+    pub(crate) fn problem(&mut self, repaired: bool, what: String) {
+        self.problems += 1;
+        self.repaired += u64::from(repaired);
+        if self.details.len() < TOLD {
+            self.details.push(if repaired { format!("{what} (repaired)") } else { what });
+        }
+    }
+}
+
+/// Checks tiers that are not mounted. `progress` is told the number of objects seen.
+///
+/// # Errors
+/// A tier in use, state that can't be read, or a rebuild without a backing store.
+pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> Result<Checked> {
+    let mut checked = Checked::default();
+    if request.accept_loss && give_up_notes(request, &mut checked)? {
+        return Ok(checked);
+    }
+    let tiers = open_tiers(request, &mut checked)?;
+    let Some((first, _)) = tiers.first() else {
+        return Err(NodeError::Config("name at least one tier".into()));
+    };
+    let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
+    forebay_store::check_own(&state_dir)?;
+    crate::cluster::bind_to_namespace(&state_dir, None)?;
+    if request.rebuild {
+        if let Some(path) = &request.backing {
+            mend_mark(&DirBacking::open(path, &first.id().to_string())?, true, &mut checked)?;
+        }
+        drop(tiers);
+        return crate::lifecycle::rebuild::rebuild(
+            request,
+            &state_dir.join(METADATA),
+            checked,
+            progress,
+        );
+    }
+    let (tiers, _locks): (Vec<DirTier>, Vec<TierLock>) = tiers.into_iter().unzip();
+    let meta = open_meta(&state_dir.join(METADATA))?;
+    let report = meta.check(request.repair || request.accept_loss)?;
+    for violation in report.violations {
+        checked.problem(violation.repaired, violation.what);
+    }
+    checked.problems += report.omitted;
+    let mut check = Check {
+        request,
+        meta: &meta,
+        tiers: &tiers,
+        recovered: meta.setting(RECOVERED)?.is_some(),
+        lengths_count: lengths_count(&state_dir),
+        checked,
+        usable: HashSet::new(),
+        damaged: HashSet::new(),
+        given_up: Vec::new(),
+        spills: HashSet::new(),
+        unusable_spills: HashMap::new(),
+    };
+    check.membership(&state_dir)?;
+    if let Some(backing) = check.backing()? {
+        mend_mark(&backing, check.repairs(), &mut check.checked)?;
+    }
+    for tier in &tiers {
+        check.tier(tier, progress)?;
+    }
+    check.limbo()?;
+    check.spill_files()?;
+    check.dirty_records()?;
+    for tier in &tiers {
+        check
+            .checked
+            .set_aside
+            .extend(recover::set_aside(tier.path())?.into_iter().map(|a| a.path));
+    }
+    let checked = check.checked;
+    if request.accept_loss {
+        let backing = known_backing(request, &meta)?.unwrap_or_default();
+        let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
+        members::note(&meta, (&state_dir, &backing, None), &all, false)?;
+    }
+    meta.sync()?;
+    Ok(checked)
+}
+
+/// Gives up tiers of which nothing is left in their places but the backing store's note. Whether there
+/// is nothing else to check.
+fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> {
+    let Some(backing) = &request.backing else { return Ok(false) };
+    let is_tier = |dir: &PathBuf| !matches!(forebay_store::tier::identity(dir), Ok(None));
+    if request.tiers.iter().any(is_tier) {
+        return Ok(false);
+    }
+    for tiers in members::forget_notes(backing, &request.tiers)? {
+        checked.problem(true, format!("{tiers}: given up, with what was only there"));
+    }
+    Ok(true)
+}
+
+/// Has tiers that are not mounted belong to the backing store in a directory, which may have been
+/// moved or restored there.
+///
+/// # Errors
+/// A tier in use, or state that can't be read or written.
+pub fn accept_store(
+    backing: &Path,
+    tiers: &[PathBuf],
+    state_dir: Option<&Path>,
+) -> Result<Checked> {
+    let mut checked = Checked::default();
+    let request = CheckRequest {
+        tiers: tiers.to_vec(),
+        backing: Some(backing.to_owned()),
+        state_dir: state_dir.map(Path::to_owned),
+        rebuild: false,
+        repair: false,
+        accept_loss: false,
+    };
+    let opened = open_tiers(&request, &mut checked)?;
+    let Some((first, _)) = opened.first() else {
+        return Err(NodeError::Config("name at least one tier".into()));
+    };
+    let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
+    forebay_store::check_own(&state_dir)?;
+    let dirs: Vec<&Path> = opened.iter().map(|(tier, _)| tier.path()).collect();
+    let known = members::accept_store(backing, &state_dir, &dirs)?;
+    if state_dir.join(METADATA).exists() {
+        crate::cluster::bind_to_namespace(&state_dir, None)?;
+        let path = std::fs::canonicalize(backing)?;
+        let meta = open_meta(&state_dir.join(METADATA))?;
+        meta.set_setting(BACKING_SETTING, path.as_os_str().as_encoded_bytes())?;
+        meta.sync()?;
+    }
+    let shown = backing.display();
+    checked.problem(
+        known > 0,
+        match known {
+            0 => format!(
+                "nothing here says which backing store it belongs to: {shown} needs no acceptance"
+            ),
+            _ => format!("the tiers belonged to another backing store; now they belong to {shown}"),
+        },
+    );
+    Ok(checked)
+}
+
+fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirTier, TierLock)>> {
+    let mut tiers = Vec::new();
+    for dir in &request.tiers {
+        // First: what else it may be is not to be made a tier's.
+        let foreign = match forebay_store::tier::identity(dir) {
+            Ok(found) => found.is_none() && !request.rebuild,
+            Err(error) => matches!(error, StoreError::Foreign { .. }),
+        };
+        if foreign {
+            return Err(NodeError::Config(format!("{} is not a Forebay tier", dir.display())));
+        }
+        forebay_store::check_own(dir)?;
+        match forebay_store::tier::identity(dir) {
+            Ok(Some(_)) => {}
+            // The place of a first tier that is lost.
+            Ok(None) => {}
+            Err(error)
+                if matches!(error, StoreError::Damaged { .. })
+                    || forebay_store::tier::is_label_torn(dir)
+                        && matches!(error, StoreError::Version { .. }) =>
+            {
+                if !(request.repair || request.rebuild || request.accept_loss) {
+                    return Err(error.into());
+                }
+                let others: Vec<PathBuf> =
+                    request.tiers.iter().filter(|other| *other != dir).cloned().collect();
+                let first = request.tiers.first().map(|first| first.join("state"));
+                let state = request.state_dir.clone().or(first).unwrap_or_default();
+                let id = members::identity_of_unlabelled(dir, &state, &others);
+                let id = forebay_store::tier::restore_label(dir, id)?;
+                checked
+                    .problem(true, format!("the label of {} was made anew: {id}", dir.display()));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let tier = DirTier::open(dir)?;
+        let lock = tier.lock()?;
+        tiers.push((tier, lock));
+    }
+    Ok(tiers)
+}
+
+/// A mark of the backing store that can't be read goes: a mount makes it anew where there is none.
+fn mend_mark(backing: &DirBacking, repairs: bool, checked: &mut Checked) -> Result<()> {
+    let Err(error @ StoreError::Damaged { .. }) = backing.identity() else { return Ok(()) };
+    if repairs {
+        backing.remove_mark()?;
+    }
+    let what = match repairs {
+        true => {
+            "the mark of the backing store can't be read; the next mount makes a new one".into()
+        }
+        false => error.to_string(),
+    };
+    checked.problem(repairs, what);
+    Ok(())
+}
+
+pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
+    if !dir.is_dir() {
+        return Err(NodeError::Config(format!(
+            "there is no metadata in {}: `forebay fsck --rebuild` makes it anew from the tiers",
+            dir.display()
+        )));
+    }
+    let engine =
+        Embedded::open(dir, &EmbeddedOptions::default()).map_err(forebay_meta::Error::from)?;
+    Ok(MetaStore::open(Box::new(engine), &Options::default())?)
+}
+
+/// The backing store that was given, else the one that the namespace knows, if it is there.
+fn known_backing(request: &CheckRequest, meta: &MetaStore) -> Result<Option<PathBuf>> {
+    if let Some(given) = &request.backing {
+        return Ok(Some(given.clone()));
+    }
+    let known = meta.setting(BACKING_SETTING)?;
+    let known = known.map(|bytes| PathBuf::from(std::ffi::OsString::from_vec(bytes)));
+    Ok(known.filter(|dir| dir.is_dir()))
+}
+
+pub(crate) fn path_of(meta: &MetaStore, ino: Ino) -> String {
+    let path = meta.path(ino).ok().flatten();
+    path.map_or_else(
+        || format!("inode {:x}", ino.0),
+        |path| String::from_utf8_lossy(&path).into_owned(),
+    )
+}
+
+struct Check<'a> {
+    request: &'a CheckRequest,
+    meta: &'a MetaStore,
+    tiers: &'a [DirTier],
+    /// Whether the namespace has seen its tiers.
+    recovered: bool,
+    /// Whether no object is shorter than its record says, unless it was damaged.
+    lengths_count: bool,
+    checked: Checked,
+    /// Inodes with an object that can be used.
+    usable: HashSet<u64>,
+    /// Inodes with an object that can't be, and that stands where it stood.
+    damaged: HashSet<u64>,
+    /// Objects of this tier that can't be read, and are to be given up.
+    given_up: Vec<(Ino, PathBuf)>,
+    /// Inodes with a spill file.
+    spills: HashSet<u64>,
+    /// Why spill files can't be used, by inode.
+    unusable_spills: HashMap<u64, String>,
+}
+
+impl Check<'_> {
+    fn repairs(&self) -> bool {
+        self.request.repair || self.request.accept_loss
+    }
+
+    fn membership(&mut self, state_dir: &Path) -> Result<()> {
+        let given: Vec<&Path> = self.tiers.iter().map(Tier::path).collect();
+        for path in members::missing(state_dir, &given)? {
+            let given_up = self.request.accept_loss;
+            let what = match given_up {
+                true => format!("the tier {path} is given up, with what was only there"),
+                false => format!(
+                    "the tier {path} of the mount was not given: give it, or give it up with `forebay fsck --accept-loss`"
+                ),
+            };
+            self.checked.problem(given_up, what);
+        }
+        Ok(())
+    }
+
+    fn tier(&mut self, tier: &DirTier, progress: &mut dyn FnMut(u64) -> bool) -> Result<()> {
+        let mut findings = Vec::new();
+        let mut failed = None;
+        recover::scan(tier.path(), &mut |finding| {
+            self.checked.objects += 1;
+            if self.checked.objects.is_multiple_of(256) && !progress(self.checked.objects) {
+                return ControlFlow::Break(());
+            }
+            match self.object(tier, &finding) {
+                Ok(None) => {}
+                Ok(Some(what)) => findings.push((finding, what)),
+                Err(error) => {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // Not while the directories are read.
+        for (finding, what) in findings {
+            self.repair_object(tier, &finding, what)?;
+        }
+        self.give_up_unreadable(tier)
+    }
+
+    fn repair_object(&mut self, tier: &DirTier, finding: &Finding, what: String) -> Result<()> {
+        if !self.repairs() {
+            self.damaged.extend(finding.ino);
+            self.checked.problem(
+                false,
+                format!("{what}: `forebay fsck --repair` sets it aside, or mends it"),
+            );
+            return Ok(());
+        }
+        if let Some(ino) = finding.ino {
+            self.doubt(tier, Ino(ino))?;
+        }
+        let kept = recover::move_to_lost(tier.path(), &finding.path)?;
+        self.checked.problem(true, format!("{what}: set aside as {}", kept.display()));
+        Ok(())
+    }
+
+    /// Before the object of a file is set aside: it may have what the backing store lacks, also where
+    /// the record does not say so.
+    fn doubt(&mut self, tier: &DirTier, ino: Ino) -> Result<()> {
+        let record = match self.meta.get(ino) {
+            Ok(record) if doubt::is_in_doubt(&record) => record,
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if tier.open(ino.0).and_then(|object| object.is_empty()).unwrap_or(false) {
+            return Ok(());
+        }
+        let Some(path) = known_backing(self.request, self.meta)? else {
+            return doubt::note_doubt(self.meta, tier, &record);
+        };
+        let backing = DirBacking::open(&path, &tier.id().to_string())?;
+        if doubt::copied_version((self.meta, &backing), tier, &record).is_some() {
+            return Ok(());
+        }
+        doubt::note_doubt(self.meta, tier, &record)?;
+        if record.spilled {
+            backing.set_spill_aside(ino.0)?;
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a file of a tier, if anything: it is to be set aside.
+    fn object(&mut self, tier: &DirTier, finding: &Finding) -> Result<Option<String>> {
+        let shown = finding.path.display();
+        Ok(match (&finding.class, finding.ino) {
+            (Class::Valid { header, .. }, Some(ino)) => {
+                return self.sound_object(tier, (Ino(ino), &finding.path), header);
+            }
+            (Class::MapMissing { header }, Some(ino)) if header.dirty => Some(format!(
+                "the object of {} ({shown}) is newer than the backing store and has lost its map",
+                path_of(self.meta, Ino(ino))
+            )),
+            // A map alone, a copy that was not completely fetched, an object without a header and bytes.
+            (Class::MapMissing { .. } | Class::Unfinished | Class::MapWithoutObject, _) => {
+                self.checked.leftovers += 1;
+                None
+            }
+            (Class::Foreign, _) => Some(format!("{shown} is no object of this tier")),
+            (class, ino) => {
+                let why = match class {
+                    Class::HeaderMissing => "has no header",
+                    Class::HeaderNewer => "has a header of a newer version",
+                    Class::HeaderUnreadable => "has a header that the device does not give",
+                    _ => "has a damaged header",
+                };
+                let file = ino.map_or_else(String::new, |ino| path_of(self.meta, Ino(ino)));
+                Some(format!("the object of {file} ({shown}) {why}"))
+            }
+        })
+    }
+
+    fn sound_object(
+        &mut self,
+        tier: &DirTier,
+        (ino, shown): (Ino, &Path),
+        header: &Header,
+    ) -> Result<Option<String>> {
+        let path = header.path.to_string_lossy();
+        let object = match tier.open(ino.0) {
+            Ok(object) => object,
+            Err(error) => return Ok(Some(format!("the object of {path}: {error}"))),
+        };
+        self.checked.bytes += object.allocated_bytes().unwrap_or(0);
+        self.checked.dirty += u64::from(header.dirty);
+        let record = match self.meta.get(ino) {
+            Ok(record) => record,
+            Err(forebay_meta::Error::Stale(_)) if !header.dirty => {
+                self.checked.leftovers += 1;
+                return Ok(None);
+            }
+            Err(forebay_meta::Error::Stale(_)) if self.recovered => {
+                // Removed from the namespace, and the daemon ended before it was from the tier.
+                self.checked.leftovers += 1;
+                return Ok(None);
+            }
+            Err(forebay_meta::Error::Stale(_)) => {
+                // The namespace was lost.
+                self.checked.problem(
+                    false,
+                    format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
+                );
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !header.whole
+            && let Err(error) = tier.open_map(ino.0, header.dirty)
+        {
+            if header.dirty || record.dirty {
+                return Ok(Some(format!("the object of {path}: {error}")));
+            }
+            self.checked.leftovers += 1;
+            return Ok(None);
+        }
+        if self.lengths_count && is_cut(&record, header, object.len()?) {
+            return Ok(Some(format!("the object of {path}: its end is missing")));
+        }
+        if (header.dirty || record.dirty) && self.is_unreadable(&record, shown)? {
+            return Ok(None);
+        }
+        self.usable.insert(ino.0);
+        let current = record.backing.fingerprint;
+        // A change of attributes or of the name makes another change time, not another version.
+        let same = match (header.base, current) {
+            (Some(base), Some(current)) => base.same_content(&current),
+            (base, current) => base == current,
+        };
+        let len = object.len()?;
+        let complete = same && current.is_none_or(|current| current.size == len);
+        if !header.dirty && !record.dirty && !complete {
+            // A copy of an older version, or one that lacks a part.
+            self.checked.leftovers += 1;
+        }
+        Ok(None)
+    }
+
+    /// Whether the device can't read all of an object that the backing store lacks. The rest of it can be
+    /// read by way of the mount, so a repair leaves it where it is.
+    fn is_unreadable(&mut self, record: &Record, object: &Path) -> Result<bool> {
+        let Some(at) = recover::first_unreadable(object)? else { return Ok(false) };
+        let (path, shown) = (path_of(self.meta, record.ino), object.display());
+        self.damaged.insert(record.ino.0);
+        if self.request.accept_loss {
+            self.given_up.push((record.ino, object.to_owned()));
+        } else {
+            self.checked.problem(false, format!(
+                "{path}: the device of the tier can't read its object ({shown}) at byte {at}, and the backing store has an older version at most; mount, copy what can be read of the file and remove it, or give it up with `forebay fsck --accept-loss`"
+            ));
+        }
+        Ok(true)
+    }
+
+    /// Sets objects aside that can't be read, and gives up what was written to their files.
+    fn give_up_unreadable(&mut self, tier: &DirTier) -> Result<()> {
+        for (ino, object) in std::mem::take(&mut self.given_up) {
+            let path = path_of(self.meta, ino);
+            let kept = recover::move_to_lost(tier.path(), &object)?;
+            crate::residency::aside::give_up_lost(self.meta, ino)?;
+            let kept = kept.display();
+            self.checked.problem(true, format!(
+                "{path}: what was written can't be read and is given up; its object is set aside as {kept}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn backing(&self) -> Result<Option<DirBacking>> {
+        let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(None) };
+        let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
+        Ok(Some(DirBacking::open(&backing, &owner)?))
+    }
+
+    /// What stands in limbo and no record says so.
+    fn limbo(&mut self) -> Result<()> {
+        let Some(backing) = self.backing()? else { return Ok(()) };
+        for stray in parked::strays(self.meta, &backing)? {
+            let name = backing.parked_name(stray.ino.0);
+            let what = format!(
+                ".forebay/limbo/{}: no file of the index is known to have it; the next mount, or \
+                 `fsck --repair`, sees to it or sets it aside",
+                name.display()
+            );
+            if self.repairs() {
+                parked::settle(self.meta, &backing, &stray)?;
+            }
+            self.checked.problem(self.repairs(), what);
+        }
+        Ok(())
+    }
+
+    /// Spill files that the namespace does not know.
+    fn spill_files(&mut self) -> Result<()> {
+        let Some(backing) = self.backing()? else { return Ok(()) };
+        for ino in backing.list_spills()? {
+            let record = match self.meta.get(Ino(ino)) {
+                Ok(record) if record.spilled => record,
+                Ok(_) | Err(forebay_meta::Error::Stale(_)) => {
+                    // The next mount tells whether it is the rest of something.
+                    self.checked.leftovers += 1;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if let Err(error) = backing.open_spill_map(ino) {
+                self.unusable_spills.insert(ino, error.to_string());
+            } else if let Some(spill) = backing.open_spill(ino)? {
+                let counts = self.lengths_count && !self.usable.contains(&ino);
+                let cut = record.dirty && spill.file().len()? < record.attr.size;
+                if counts && cut {
+                    self.unusable_spills.insert(ino, "its end is missing".into());
+                } else {
+                    self.spills.insert(ino);
+                }
+            }
+        }
+        self.checked.set_aside.extend(backing.list_set_aside()?);
+        Ok(())
+    }
+
+    /// Dirty files of which nothing is left.
+    fn dirty_records(&mut self) -> Result<()> {
+        let mut lost = Vec::new();
+        let mut after = Seq(0);
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            let Some((last, _)) = page.last() else { break };
+            after = *last;
+            for (_, ino) in page {
+                match self.meta.get(ino) {
+                    Ok(record) if self.is_lost(&record) => lost.push(record),
+                    Ok(_) | Err(forebay_meta::Error::Stale(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        let backing = if lost.is_empty() { None } else { self.backing()? };
+        for record in lost {
+            let path = path_of(self.meta, record.ino);
+            if backing.as_ref().is_some_and(|backing| self.is_published(backing, &record)) {
+                // The last thing that the daemon did: the next mount finds it there.
+                continue;
+            }
+            if let Some((tier, aside, header)) = self.to_put_back(&record)? {
+                let repaired = self.repairs();
+                if repaired {
+                    recover::put_back(tier, &aside, record.ino.0, &header)?;
+                }
+                let kept = aside.path.display();
+                self.checked.problem(repaired, match repaired {
+                    true => format!("{path}: its object was set aside as {kept}, and is put back"),
+                    false => format!("{path}: its object was set aside as {kept}; `forebay fsck --repair` puts it back"),
+                });
+                continue;
+            }
+            if self.request.accept_loss {
+                crate::residency::aside::give_up_lost(self.meta, record.ino)?;
+                self.checked
+                    .problem(true, format!("{path}: what was written and is gone is given up"));
+            } else if let Some(why) = self.unusable_spills.get(&record.ino.0) {
+                self.checked.problem(false, format!("{path}: it is newer than the backing store, and its spill file can't be used ({why}); `forebay fsck --accept-loss` sets it aside and gives it up"));
+            } else {
+                self.checked.problem(false, format!("{path}: it is newer than the backing store, and its bytes are gone (neither object nor spill file); `forebay fsck --accept-loss` gives it up"));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_lost(&self, record: &Record) -> bool {
+        if record.attr.kind != FileKind::Regular || record.links.is_empty() {
+            return false;
+        }
+        match record.spilled {
+            true => !self.spills.contains(&record.ino.0),
+            false => {
+                let known = |set: &HashSet<u64>| set.contains(&record.ino.0);
+                record.dirty
+                    && record.attr.size > 0
+                    && !known(&self.usable)
+                    && !known(&self.damaged)
+            }
+        }
+    }
+
+    /// Whether the backing store has a file as it was about to appear there.
+    fn is_published(&self, backing: &DirBacking, record: &Record) -> bool {
+        let spill = self.meta.setting(&spill_setting(record.ino)).ok().flatten();
+        let spill = spill.as_deref().and_then(noted_inode).filter(|_| record.spilled);
+        let mut links = record.links.iter().chain(&record.backing.links);
+        links.any(|link| {
+            let dirs = [self.meta.path(link.parent), self.meta.backing_path(link.parent)];
+            dirs.into_iter().flatten().flatten().any(|mut path| {
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&link.name);
+                let Ok(Some(file)) = doubt::open_below(backing, &path, Access::Read) else {
+                    return false;
+                };
+                file.stat().is_ok_and(|found| {
+                    is_pending(record, &found)
+                        || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))
+                })
+            })
+        })
+    }
+
+    /// The object that was set aside of a dirty file and has all that is needed to use it again: with
+    /// its map, or without one if it can't have had holes where an older version shows through.
+    fn to_put_back(&self, record: &Record) -> Result<Option<(&DirTier, Aside, Header)>> {
+        for tier in self.tiers {
+            for aside in recover::set_aside(tier.path())? {
+                if aside.ino != Some(record.ino.0) || record.spilled {
+                    continue;
+                }
+                if std::fs::metadata(&aside.path)?.len() < record.attr.size {
+                    continue;
+                }
+                let header = recover::header_of(&aside);
+                let full = recover::is_full(&aside.path).unwrap_or(false);
+                let whole = match (&header, aside.map) {
+                    (Ok(header), _) if header.dirty => header.whole,
+                    // It says that it is a copy.
+                    (Ok(_), _) => continue,
+                    (Err(_), map) => !map,
+                };
+                let sound = match whole {
+                    true => full || record.backing.fingerprint.is_none(),
+                    false => recover::has_sound_map(&aside, record.ino.0),
+                };
+                if sound {
+                    let header = Header {
+                        whole,
+                        dirty: true,
+                        writing: true,
+                        ..header.unwrap_or_else(|_| header_of(self.meta, record))
+                    };
+                    return Ok(Some((tier, aside, header)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The header that an object of a file should have, by its record.
+pub(crate) fn header_of(meta: &MetaStore, record: &Record) -> Header {
+    let mut header = Header {
+        ino: record.ino.0,
+        size: record.attr.size,
+        base: record.backing.fingerprint,
+        mode: record.attr.perm,
+        uid: record.attr.uid,
+        gid: record.attr.gid,
+        mtime: record.attr.mtime,
+        ..Header::default()
+    };
+    let path = meta.path(record.ino).ok().flatten().unwrap_or_default();
+    header.set_path(&std::ffi::OsString::from_vec(path));
+    header
+}

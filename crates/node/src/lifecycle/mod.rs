@@ -1,0 +1,10 @@
+//! The start after an end of any kind, the hand-over to another daemon, and fsck: check, repair, rebuild.
+
+pub(crate) mod check;
+pub(crate) mod hand_over;
+pub(crate) mod members;
+pub(crate) mod mounts_below;
+pub(crate) mod rebuild;
+pub(crate) mod recover;
+#[cfg(test)]
+mod recover_tests;

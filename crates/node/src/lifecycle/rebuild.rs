@@ -1,0 +1,519 @@
+//! The namespace made anew: the backing store's tree as it is, and over it what the dirty objects say
+//! about themselves, and what the index that is replaced still says about spill files.
+//!
+//! Nothing that may be the only copy is removed before its bytes are durable elsewhere. What can't be
+//! given a name is set aside.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_meta::{NewInode, Queue, Record, Seq};
+use forebay_store::copy::{self, Cancel, Limits, Priority};
+use forebay_store::recover;
+use forebay_store::{BackingStore, DirBacking, Header, Object, Presence, Temporary, Tier};
+use forebay_types::{FileKind, Ino};
+
+use crate::clock;
+use crate::config::{NodeConfig, TierConfig};
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::lifecycle::check::{CheckRequest, Checked, header_of, open_meta, path_of};
+use crate::lifecycle::recover::RECOVERED;
+use crate::node::Node;
+use crate::writeback::flush::is_announced;
+
+/// What the replaced index says of files.
+#[derive(Default)]
+struct Former {
+    /// Of those that do not say it themselves, as headers, by inode number.
+    headers: HashMap<u64, Header>,
+    /// The paths of dirty files of which nothing is left.
+    gone: Vec<String>,
+}
+
+/// Inodes of the backlog that are looked at together.
+const PAGE: usize = 1000;
+
+/// Makes the namespace anew.
+pub(crate) fn rebuild(
+    request: &CheckRequest,
+    meta_dir: &Path,
+    mut checked: Checked,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<Checked> {
+    let backing = request.backing.clone().ok_or_else(|| {
+        NodeError::Config("a rebuild needs the backing store: add --backing DIR".into())
+    })?;
+    let former = if meta_dir.is_dir() {
+        let former = former_names(request, &backing, meta_dir).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the index that is replaced can't be read");
+            Former::default()
+        });
+        std::fs::rename(meta_dir, free_aside(meta_dir))?;
+        former
+    } else {
+        Former::default()
+    };
+    let tiers = request
+        .tiers
+        .iter()
+        .map(|dir| TierConfig { dir: dir.clone(), size_bytes: u64::MAX / 4 })
+        .collect();
+    let config =
+        NodeConfig { state_dir: request.state_dir.clone(), ..NodeConfig::new(backing, tiers) };
+    let node = Node::start_for_rebuild(config)?;
+    node.number_above_objects()?;
+    for index in 0..node.tiers.len() {
+        node.rebuild_tier(index, &former, &mut checked, progress)?;
+    }
+    node.rebuild_spills(&former, &mut checked)?;
+    for path in &former.gone {
+        checked.problem(
+            false,
+            format!("{path}: it was newer than the backing store, and its bytes are gone"),
+        );
+    }
+    node.meta.set_setting(RECOVERED, b"1")?;
+    node.note_members(false)?;
+    node.count_set_aside();
+    checked.set_aside = node.set_aside().list;
+    if !node.stop(std::time::Duration::from_secs(60)) {
+        checked.problem(false, "the rebuild's last work did not end in time".into());
+    }
+    Ok(checked)
+}
+
+/// Where the replaced index goes. An earlier one stays: it may be the one that knew the names.
+fn free_aside(meta_dir: &Path) -> PathBuf {
+    let names = (0..).map(|number: u32| match number {
+        0 => meta_dir.with_extension("before-rebuild"),
+        number => meta_dir.with_extension(format!("before-rebuild-{number}")),
+    });
+    names.into_iter().find(|path| !path.exists()).unwrap_or_default()
+}
+
+/// What the index says of dirty files that have a spill file, or an object without a sound header, or
+/// neither.
+fn former_names(request: &CheckRequest, backing: &Path, meta_dir: &Path) -> Result<Former> {
+    let (mut wanted, mut sound) = (HashSet::new(), HashSet::new());
+    let mut owner = None;
+    for dir in &request.tiers {
+        let tier = forebay_store::tier::DirTier::open(dir)?;
+        owner.get_or_insert_with(|| tier.id().to_string());
+        tier.list(&mut |ino, header| {
+            let known = if header.is_err() { &mut wanted } else { &mut sound };
+            known.insert(ino);
+            ControlFlow::Continue(())
+        })?;
+        wanted.extend(recover::set_aside(dir)?.iter().filter_map(|aside| aside.ino));
+    }
+    wanted.extend(DirBacking::open(backing, &owner.unwrap_or_default())?.list_spills()?);
+    let meta = open_meta(meta_dir)?;
+    let mut former = Former::default();
+    for ino in &wanted {
+        match meta.get(Ino(*ino)) {
+            Ok(record) if record.dirty || record.spilled => {
+                let header = Header { spilled: record.spilled, ..header_of(&meta, &record) };
+                former.headers.insert(*ino, header);
+            }
+            _ => {}
+        }
+    }
+    let mut after = Seq(0);
+    loop {
+        let page = meta.backlog(after, PAGE)?;
+        for (seq, ino) in &page {
+            after = *seq;
+            let there = wanted.contains(&ino.0) || sound.contains(&ino.0);
+            let Some(record) = meta.get(*ino).ok().filter(|_| !there) else { continue };
+            let bytes = record.attr.kind == FileKind::Regular && record.attr.size > 0;
+            if bytes && record.dirty && !record.links.is_empty() {
+                former.gone.push(path_of(&meta, *ino));
+            }
+        }
+        if page.len() < PAGE {
+            break;
+        }
+    }
+    Ok(former)
+}
+
+impl Node {
+    /// A new inode must not get the number of an object that waits to be brought back.
+    fn number_above_objects(&self) -> Result<()> {
+        let mut highest = 0;
+        for slot in &self.tiers {
+            slot.tier.list(&mut |ino, _| {
+                highest = highest.max(ino & 0xffff_ffff_ffff);
+                ControlFlow::Continue(())
+            })?;
+        }
+        for ino in self.backing.list_spills()? {
+            highest = highest.max(ino & 0xffff_ffff_ffff);
+        }
+        Ok(self.meta.number_above(Ino(highest))?)
+    }
+
+    fn rebuild_tier(
+        &self,
+        index: usize,
+        former: &Former,
+        checked: &mut Checked,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        let tier = self.tiers[index].tier.clone();
+        self.put_back_known(&*tier, former, checked)?;
+        let mut known = Vec::new();
+        tier.list(&mut |ino, header| {
+            known.push((ino, header));
+            ControlFlow::Continue(())
+        })?;
+        // Of several that were written under one name the latest gets it.
+        let written = |header: &forebay_store::Result<Header>| {
+            header.as_ref().map_or((0, 0), |header| (header.mtime.sec, header.mtime.nsec))
+        };
+        known.sort_by_key(|(_, header)| std::cmp::Reverse(written(header)));
+        for (ino, header) in known {
+            checked.objects += 1;
+            if !progress(checked.objects) {
+                break;
+            }
+            let readopted = match &header {
+                Ok(header) if self.is_left_behind(index, Ino(ino), header) => {
+                    tier.remove(ino)?;
+                    continue;
+                }
+                Ok(header) if header.dirty => {
+                    checked.dirty += 1;
+                    self.readopt(&*tier, ino, header)
+                }
+                // Clean copies are in the backing store, too.
+                Ok(_) => {
+                    tier.remove(ino)?;
+                    continue;
+                }
+                Err(error) if error.errno() == libc::ENODATA && tier.open(ino)?.is_empty()? => {
+                    tier.remove(ino)?;
+                    continue;
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    set_aside(&*tier, ino, &why, checked);
+                    continue;
+                }
+            };
+            match readopted {
+                Ok(Some(path)) => {
+                    checked.problem(true, format!("{path}: brought back from object {ino}"));
+                }
+                Ok(None) => set_aside(&*tier, ino, "it has no name", checked),
+                Err(error @ (NodeError::Store(_) | NodeError::BadState(_))) => {
+                    set_aside(&*tier, ino, &error.to_string(), checked);
+                }
+                Err(error) => checked.problem(false, format!("object {ino}: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives objects a header again that have none which can be read, where the replaced index knows
+    /// what they are, and can't be wrong about which of their bytes count.
+    fn put_back_known(
+        &self,
+        tier: &dyn Tier,
+        former: &Former,
+        checked: &mut Checked,
+    ) -> Result<()> {
+        let mut damaged = Vec::new();
+        tier.list(&mut |ino, header| {
+            if header.is_err() && former.headers.contains_key(&ino) {
+                damaged.push(ino);
+            }
+            ControlFlow::Continue(())
+        })?;
+        for ino in damaged {
+            tier.set_aside(ino)?;
+        }
+        for aside in recover::set_aside(tier.path())? {
+            let Some((ino, known)) =
+                aside.ino.and_then(|ino| Some((ino, former.headers.get(&ino)?)))
+            else {
+                continue;
+            };
+            let header = recover::header_of(&aside).ok().filter(|header| header.dirty);
+            let whole = header.as_ref().map_or(!aside.map, |header| header.whole);
+            let sound = match whole {
+                true => known.base.is_none() || recover::is_full(&aside.path).unwrap_or(false),
+                false => recover::has_sound_map(&aside, ino),
+            };
+            if sound && tier.open(ino).is_err() {
+                let known = Header { whole, dirty: true, writing: true, ..known.clone() };
+                recover::put_back(tier, &aside, ino, &header.unwrap_or(known))?;
+                checked.problem(true, format!("object {ino}: its header was made anew"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Spill files: what the replaced index knows the name of comes back, all else is set aside.
+    fn rebuild_spills(&self, former: &Former, checked: &mut Checked) -> Result<()> {
+        for ino in self.backing.list_spills()? {
+            if self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled) {
+                // Made right now.
+                continue;
+            }
+            let known = former.headers.get(&ino).filter(|header| header.spilled);
+            let readopted = match known {
+                Some(header) => self.readopt_spill(ino, header),
+                None => Ok(None),
+            };
+            match readopted {
+                Ok(Some(path)) => {
+                    checked.problem(true, format!("{path}: brought back from spill file {ino:x}"));
+                }
+                other => {
+                    let why = match other {
+                        Err(error) => error.to_string(),
+                        Ok(_) if known.is_some() => "it is not complete without more".into(),
+                        Ok(_) => "nobody knows its name".into(),
+                    };
+                    let of = known.map_or_else(String::new, |header| {
+                        format!(" of {}", header.path.to_string_lossy())
+                    });
+                    let kept = match self.backing.set_spill_aside(ino)? {
+                        Some(kept) => format!("set aside as {}", kept.display()),
+                        None => "there is only its map".into(),
+                    };
+                    checked.problem(false, format!("spill file {ino:x}{of}: {why}: {kept}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a spill file its name back, under a new inode number, complete; the old one goes when the
+    /// new one is durable.
+    fn readopt_spill(&self, ino: u64, header: &Header) -> Result<Option<String>> {
+        let path = PathBuf::from(&header.path);
+        let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
+            return Ok(None);
+        };
+        let Some(old) = self.backing.open_spill(ino)? else { return Ok(None) };
+        let map = self.backing.open_spill_map(ino)?;
+        let dir = self.directory_for(parent)?;
+        let name = name.as_bytes();
+        if map.is_some() {
+            // What shows through must be the version that it was laid over.
+            let found = self.find(&Context::DAEMON, dir, name)?;
+            let found = found.and_then(|record| record.backing.fingerprint);
+            let same =
+                header.base.zip(found).is_some_and(|(base, found)| base.same_content(&found));
+            if !same {
+                return Ok(None);
+            }
+        }
+        let record = self.record_for(dir, name, header)?;
+        let stat = old.file().stat()?;
+        let size = map.as_ref().map_or(stat.size, |map| map.size().min(stat.size));
+        self.meta.sync()?;
+        let file = self.files.get(record.ino);
+        let mut location = file.location.write();
+        // Like a new file of which no tier has anything.
+        location.loaded = true;
+        location.base = crate::residency::data_location::Underlay::Zeros;
+        let spill = self.ensure_spill(&file, &mut location)?;
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        while at < size {
+            let want = usize::try_from(size - at).unwrap_or(usize::MAX).min(buffer.len());
+            self.read_spilled(&record, &old, map.as_ref(), at, &mut buffer[..want])?;
+            crate::residency::spill::write_all(&**spill.file(), &buffer[..want], at)?
+                .ok_or(rustix::io::Errno::NOSPC)?;
+            at += want as u64;
+        }
+        spill.set_len(size)?;
+        spill.file().set_times(None, Some(stat.mtime))?;
+        spill.sync(false)?;
+        self.meta.update(record.ino, None, |record| {
+            record.attr.size = size;
+            record.attr.mtime = stat.mtime;
+            record.spilled = true;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        self.meta.sync()?;
+        self.backing.remove_spill(ino)?;
+        let found = self.meta.path(record.ino)?.unwrap_or_default();
+        Ok(Some(String::from_utf8_lossy(&found).into_owned()))
+    }
+
+    /// Gives a dirty object its name back, under a new inode number; the old object goes when the
+    /// new one is durable.
+    fn readopt(&self, tier: &dyn Tier, ino: u64, header: &Header) -> Result<Option<String>> {
+        let path = PathBuf::from(&header.path);
+        let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
+            return Ok(None);
+        };
+        let old = tier.open(ino)?;
+        let dir = self.directory_for(parent)?;
+        let record = self.record_for(dir, name.as_bytes(), header)?;
+        let found = self.meta.path(record.ino)?.unwrap_or_default();
+        let stat = old.stat()?;
+        self.adopt_bytes(tier, &record, &*old, header)?;
+        self.meta.update(record.ino, None, |record| {
+            record.attr.size = stat.size;
+            record.attr.mtime = stat.mtime;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        self.meta.sync()?;
+        // What it had there is in the new object.
+        self.backing.remove_spill(ino)?;
+        tier.remove(ino)?;
+        Ok(Some(String::from_utf8_lossy(&found).into_owned()))
+    }
+
+    /// The directory at a path, made where it is missing.
+    fn directory_for(&self, path: &Path) -> Result<Ino> {
+        let mut at = Ino::ROOT;
+        for part in path.components() {
+            let name = part.as_os_str().as_bytes();
+            at = match self.find(&Context::DAEMON, at, name)? {
+                Some(record) => record.ino,
+                None => {
+                    let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
+                    self.meta.create(at, name, new, clock::wall_time())?.ino
+                }
+            };
+        }
+        Ok(at)
+    }
+
+    /// The file that an object belongs to: what has its name, if the object says that it is a newer
+    /// version of that. Else something was renamed or made under this name since, and both are
+    /// kept.
+    fn record_for(&self, dir: Ino, name: &[u8], header: &Header) -> Result<Arc<Record>> {
+        let mut name = name.to_vec();
+        if let Some(record) = self.find(&Context::DAEMON, dir, &name)? {
+            let found = record.backing.fingerprint;
+            // The same inode alone may have been written by others.
+            let is_newer = found.is_some_and(|found| is_announced(header, &found));
+            if is_newer && !record.dirty && record.attr.kind == FileKind::Regular {
+                return Ok(record);
+            }
+            if !header.whole && self.backing.open_spill(header.ino)?.is_none() {
+                let why = "others have replaced the version that had the rest of it";
+                return Err(NodeError::BadState(why.into()));
+            }
+            let suffix = format!(".forebay-recovered-{:x}", header.ino);
+            name.truncate(255 - suffix.len());
+            name.extend_from_slice(suffix.as_bytes());
+        }
+        let new = NewInode::new(FileKind::Regular, header.mode, header.uid, header.gid);
+        Ok(self.meta.create(dir, &name, new, clock::wall_time())?)
+    }
+
+    fn adopt_bytes(
+        &self,
+        tier: &dyn Tier,
+        record: &Record,
+        old: &dyn Object,
+        header: &Header,
+    ) -> Result<()> {
+        let len = old.len()?;
+        let mut fresh = header.clone();
+        fresh.ino = record.ino.0;
+        fresh.whole = false;
+        drop(tier.remove(record.ino.0));
+        let object = tier.create(record.ino.0, &fresh)?;
+        if let Some(presence) = tier.open_map(header.ino, true)? {
+            self.fill_absent(record, old, &presence, len)?;
+        }
+        let limits = Limits::plain(Priority::Rebalance);
+        copy::copy_range(old, &*object, 0..len, &limits, &Cancel::default())?;
+        object.set_len(len)?;
+        let stat = old.stat()?;
+        object.set_times(Some(stat.atime), Some(stat.mtime))?;
+        object.sync(false)?;
+        fresh.whole = true;
+        fresh.base = record.backing.fingerprint;
+        object.set_header(&fresh)?;
+        Ok(object.sync(false)?)
+    }
+
+    /// What a partly resident object lacks is taken from the backing store, or from its spill file.
+    fn fill_absent(
+        &self,
+        record: &Record,
+        old: &dyn Object,
+        presence: &forebay_store::Presence,
+        len: u64,
+    ) -> Result<()> {
+        let mut missing = Vec::new();
+        presence.missing_runs(0..len, &mut missing);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let spill = self.backing.open_spill(old.ino())?;
+        let map = self.backing.open_spill_map(old.ino())?;
+        let mut buffer = vec![0; 1 << 20];
+        for run in missing {
+            let mut at = run.start;
+            while at < run.end {
+                let want = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(buffer.len());
+                let part = &mut buffer[..want];
+                match &spill {
+                    None => self.read_published(record, at, part)?,
+                    Some(spill) => self.read_spilled(record, spill, map.as_ref(), at, part)?,
+                }
+                crate::residency::spill::write_all(old, part, at)?
+                    .ok_or(rustix::io::Errno::NOSPC)?;
+                at += want as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_published(&self, record: &Record, at: u64, part: &mut [u8]) -> Result<()> {
+        let published = self.open_backing(record, forebay_store::backing::Access::Read)?;
+        let read = published.read_at(part, at)?;
+        part[read..].fill(0);
+        Ok(())
+    }
+
+    /// Reads what a spill file has, and what shows through it.
+    fn read_spilled(
+        &self,
+        record: &Record,
+        spill: &Temporary,
+        map: Option<&Presence>,
+        at: u64,
+        part: &mut [u8],
+    ) -> Result<()> {
+        let upper = |at, part: &mut [u8]| -> Result<()> {
+            let read = spill.file().read_at(part, at)?;
+            part[read..].fill(0);
+            Ok(())
+        };
+        let Some(map) = map else { return upper(at, part) };
+        let mut absent = Vec::new();
+        map.missing_runs(at..at + part.len() as u64, &mut absent);
+        crate::residency::overlay::compose(&absent, at, part, upper, |at, part: &mut [u8]| {
+            self.read_published(record, at, part)
+        })
+    }
+}
+
+/// An object that can't be brought back.
+fn set_aside(tier: &dyn Tier, ino: u64, why: &str, checked: &mut Checked) {
+    let path = tier.open(ino).and_then(|object| object.header()).map(|header| header.path);
+    let of = path.map_or_else(|_| String::new(), |path| format!(" of {}", path.to_string_lossy()));
+    let what = match tier.set_aside(ino) {
+        Ok(kept) => format!("object {ino}{of}: {why}: set aside as {}", kept.display()),
+        Err(error) => format!("object {ino}{of}: {why}; {error}"),
+    };
+    checked.problem(false, what);
+}

@@ -1,0 +1,777 @@
+//! The start after an end of any kind: what lies on the tiers is compared with the namespace.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::{Link, Links, Queue, Record, Seq};
+use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
+use forebay_types::{FileKind, Ino};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+use crate::clock;
+use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::node::Node;
+use crate::residency::aside::Evidence;
+use crate::residency::data::show_written;
+use crate::residency::doubt;
+use crate::residency::residents::Resident;
+use crate::residency::synced::{
+    boot_id, bytes_before_a_hole, clear_beyond_base, counts, is_cut, is_same_boot, lengths_count,
+    surely_there,
+};
+use crate::writeback::flush::is_announced;
+use crate::writeback::reconcile::{is_pending, was_changed};
+
+/// What a recovery found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Objects that are in the residency index now.
+    pub objects: u64,
+    /// Those that the backing store lacks.
+    pub dirty: u64,
+    /// Objects removed: of files that are gone, stale, or not completely fetched.
+    pub removed: u64,
+    /// Objects set aside: they may be the only copy, and can't be used.
+    pub set_aside: u64,
+}
+
+/// What becomes of an object.
+enum Fate {
+    /// It is in use.
+    Resident(Resident),
+    /// Nobody needs it: a copy, or of a file that is gone.
+    Removed,
+    /// It may be the only copy of its bytes and can't be used, for this reason.
+    SetAside(String),
+}
+
+/// A look at an object whose header is sound.
+struct Looked {
+    object: std::sync::Arc<dyn Object>,
+    stat: Attributes,
+    map: Option<Presence>,
+    charged: u64,
+}
+
+/// What is believed of the tiers at a start.
+#[derive(Debug, Clone, Copy)]
+struct Trust {
+    /// What was written and not synced is there: the machine has not restarted.
+    unsynced: bool,
+    /// Clean copies are whole: nor was a tier mounted anew, whose device may have been away. (A
+    /// container has mounts of its own as well: there copies are fetched again.)
+    copies: bool,
+    /// No object is shorter than its record says.
+    lengths: bool,
+}
+
+/// Inodes of the backlog that are looked at together.
+const PAGE: usize = 1000;
+
+pub(crate) const CLEAN_END: &str = "clean-end";
+/// In that file, if each record had the length of its object.
+pub(crate) const SETTLED: &str = "settled";
+pub(crate) const RUNNING: &str = "running";
+/// Set when a namespace has seen its tiers.
+pub(crate) const RECOVERED: &str = "recovered";
+
+/// Whether nobody can reach a file any more. One without a name here may have others in directories
+/// that are not imported.
+fn is_removed(record: &Record) -> bool {
+    record.links.is_empty() && record.attr.nlink == 0 && !record.orphan
+}
+
+/// The number of the mount that a file is in, which no other one gets until the machine restarts (Linux
+/// 6.8 and later).
+fn mount_number(path: &Path) -> Option<u64> {
+    let unique = StatxFlags::from_bits_retain(0x4000);
+    let found = statx(CWD, path, AtFlags::empty(), unique).ok()?;
+    (found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id)
+}
+
+/// Files of others that commits have displaced.
+pub(crate) fn tell_displaced(kept: &[std::ffi::OsString]) {
+    for kept in kept {
+        tracing::warn!(
+            ?kept,
+            "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
+        );
+    }
+}
+
+impl Node {
+    /// Brings the residency index in line with the tiers, and the namespace with what was written.
+    /// Files in `open` are in the hands of programs that were served by a daemon before.
+    pub(crate) fn recover(&self, open: &HashSet<Ino>) -> Result<Recovered> {
+        if !self.state_dir.join(CLEAN_END).exists() {
+            self.settle_store()?;
+        }
+        let owner = self.tiers[0].tier.id().to_string();
+        tell_displaced(&self.backing.clean_temporaries(&owner)?.kept);
+        let mut evidence = Evidence::default();
+        evidence.removed.extend(self.begin_removal_notes());
+        evidence.removed.extend(self.release_orphans(open)?);
+        self.recover_copies()?;
+        let trust = self.trust()?;
+        let trusted = trust.unsynced;
+        let known = self.meta.setting(RECOVERED)?.is_some();
+        let mut recovered = Recovered::default();
+        for index in 0..self.tiers.len() {
+            if !known {
+                self.refuse_orphaned_tier(index)?;
+            }
+            self.recover_tier(index, trust, &mut recovered, &mut evidence)?;
+            // Not among those at which a mounted daemon dies: it is not mounted yet.
+            fail_at!("node.recover.tier");
+        }
+        let spills = self.recover_spills(trust)?;
+        if !trusted {
+            self.recover_unsynced(&evidence)?;
+        }
+        self.recover_parked()?;
+        self.find_lost(&evidence, &spills)?;
+        self.forget_removal_notes();
+        self.count_set_aside();
+        if !known {
+            self.meta.set_setting(RECOVERED, b"1")?;
+            // Before anything is written: else a power cut leaves tiers without a namespace.
+            self.meta.sync()?;
+        }
+        if !trusted {
+            // Not before: a start that ends here must not have the next one believe what this did not.
+            self.meta.sync()?;
+            self.note_running()?;
+        }
+        tracing::info!(
+            objects = recovered.objects,
+            dirty = recovered.dirty,
+            removed = recovered.removed,
+            set_aside = recovered.set_aside,
+            "tiers read"
+        );
+        Ok(recovered)
+    }
+
+    /// What a daemon that was killed has done in the backing store need not be durable there, and is
+    /// believed from here on. A first failure may be of bytes of others.
+    fn settle_store(&self) -> Result<()> {
+        match self.backing.sync() {
+            Err(error) if error.class() == ErrorClass::Unsupported => Ok(()),
+            Err(error) => {
+                tracing::warn!(%error, "the backing store can't be synced, and is tried once more");
+                Ok(self.backing.sync()?)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Files that were open without a name when the daemon ended are gone: which.
+    pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<Vec<u64>> {
+        let mut released = Vec::new();
+        for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
+            self.meta.release_orphan(ino, clock::wall_time())?;
+            released.push(ino.0);
+        }
+        Ok(released)
+    }
+
+    /// What is believed of the tiers, by how the last daemon ended.
+    fn trust(&self) -> Result<Trust> {
+        let clean_end = self.state_dir.join(CLEAN_END);
+        let boot = boot_id();
+        let last = std::fs::read_to_string(self.state_dir.join(RUNNING)).unwrap_or_default();
+        let ended = clean_end.exists();
+        // The boot alone is what older versions noted.
+        let same_boot = is_same_boot(&self.state_dir);
+        let same = same_boot && (last == boot || last == self.machine_and_mounts(&boot));
+        let trust = Trust {
+            unsynced: ended || same_boot,
+            copies: ended || same,
+            lengths: lengths_count(&self.state_dir),
+        };
+        if trust.unsynced {
+            self.note_running()?;
+        }
+        if ended {
+            // Or the next start after a crash of the machine would see the clean end of this one.
+            std::fs::remove_file(&clean_end)?;
+            std::fs::File::open(&self.state_dir)?.sync_all()?;
+        }
+        Ok(trust)
+    }
+
+    /// Notes in which boot, and over which mounts, a daemon works on the tiers.
+    fn note_running(&self) -> Result<()> {
+        let running = self.state_dir.join(RUNNING);
+        if let Err(error) = std::fs::write(&running, self.machine_and_mounts(&boot_id())) {
+            // Without room for it: the next start trusts nothing that was not synced.
+            tracing::warn!(%error, "can't note the boot");
+            drop(std::fs::remove_file(&running));
+        }
+        Ok(std::fs::File::open(&self.state_dir)?.sync_all()?)
+    }
+
+    /// What is another one when the machine has restarted, or when a tier was mounted anew since: its
+    /// device may have been away, and what the kernel had not written is gone.
+    fn machine_and_mounts(&self, boot: &str) -> String {
+        let mut text = boot.to_string();
+        for slot in &self.tiers {
+            let mount = mount_number(slot.tier.path()).unwrap_or(0);
+            text.push_str(&format!("{} {mount}\n", slot.tier.id()));
+        }
+        text
+    }
+
+    /// A namespace that has never seen this tier must not throw away what only the tier has.
+    fn refuse_orphaned_tier(&self, index: usize) -> Result<()> {
+        let tier = &self.tiers[index].tier;
+        let mut dirty = None;
+        tier.list(&mut |ino, header| match header {
+            Ok(header) if header.dirty => {
+                dirty = Some((ino, header.path));
+                ControlFlow::Break(())
+            }
+            _ => ControlFlow::Continue(()),
+        })?;
+        let Some((_, path)) = dirty else { return Ok(()) };
+        let tiers: Vec<_> =
+            self.tiers.iter().map(|slot| slot.tier.path().display().to_string()).collect();
+        Err(NodeError::BadState(format!(
+            "the tier {} holds files that the backing store lacks ({} is one), but its metadata is \
+             gone: bring them back with `forebay fsck --rebuild --backing {} {}`",
+            tier.path().display(),
+            path.display(),
+            self.config.backing.display(),
+            tiers.join(" ")
+        )))
+    }
+
+    /// The next start may trust all that lies on the tiers; also the lengths of objects, if all files
+    /// are `settled`.
+    pub(crate) fn note_clean_end(&self, settled: bool) -> Result<()> {
+        for slot in &self.tiers {
+            slot.tier.sync()?;
+        }
+        let said = if settled { SETTLED } else { "" };
+        Ok(std::fs::write(self.state_dir.join(CLEAN_END), said)?)
+    }
+
+    fn recover_tier(
+        &self,
+        index: usize,
+        trust: Trust,
+        recovered: &mut Recovered,
+        evidence: &mut Evidence,
+    ) -> Result<()> {
+        let slot = &self.tiers[index];
+        let mut failed = None;
+        slot.tier.list(&mut |ino, header| {
+            match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
+                Ok(Fate::Resident(resident)) => {
+                    slot.room.force(resident.charged);
+                    self.residents.set(ino, resident);
+                    recovered.objects += 1;
+                    recovered.dirty += u64::from(resident.dirty);
+                    self.tell_steward(ino, resident);
+                }
+                Ok(Fate::Removed) => {
+                    recovered.removed += 1;
+                    if let Err(error) = slot.tier.remove(ino)
+                        && error.class() != ErrorClass::NotFound
+                    {
+                        tracing::warn!(ino, %error, "can't remove an object");
+                    }
+                }
+                Ok(Fate::SetAside(why)) => {
+                    recovered.set_aside += 1;
+                    self.set_object_aside(index, Ino(ino), &why);
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Its decisions wait until all is read: an object that moves to a tier before that one is looked
+    /// at would be taken for the rest of a move.
+    pub(crate) fn tell_steward(&self, ino: u64, resident: Resident) {
+        let object = Ino(ino);
+        let tier = unit::Tier(resident.tier);
+        self.decide_later(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });
+        if resident.dirty {
+            self.decide_later(Event::Dirty { object });
+        }
+        if self.meta.get(Ino(ino)).is_ok_and(|record| record.pinned) {
+            self.decide_later(Event::Pinned { object });
+        }
+    }
+
+    /// One object: what it is to the namespace, and what becomes of it.
+    fn fate_of_object(
+        &self,
+        index: usize,
+        ino: Ino,
+        header: forebay_store::Result<Header>,
+        trust: Trust,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
+        let header = match header {
+            Ok(header) => header,
+            Err(error) => return self.fate_without_header(index, ino, &error, evidence),
+        };
+        if self.residents.get(ino.0).is_some() || self.is_left_behind(index, ino, &header) {
+            // Moved between tiers, and the daemon ended before the old one was removed.
+            return Ok(Fate::Removed);
+        }
+        let record = match self.meta.get(ino) {
+            Ok(record) if !is_removed(&record) => record,
+            Err(forebay_meta::Error::Stale(_))
+                if header.dirty && !evidence.removed.contains(&ino.0) =>
+            {
+                return Ok(Fate::SetAside("the index does not know its file".into()));
+            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(Fate::Removed),
+            Err(error) => return Err(error.into()),
+        };
+        let record = self.as_seen_here(&record);
+        let looked = match look_at(tier, ino, &header, trust.unsynced) {
+            Ok(Some(looked)) => looked,
+            Ok(None) if !header.dirty => return Ok(Fate::Removed),
+            Ok(None) => {
+                let why = "its map is gone".into();
+                return self.without_map(index, &record, &header, why, trust, evidence);
+            }
+            Err(error) if !header.dirty && !record.dirty => {
+                tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
+                return Ok(Fate::Removed);
+            }
+            Err(error) => {
+                let why = error.to_string();
+                return self.without_map(index, &record, &header, why, trust, evidence);
+            }
+        };
+        let is_dirty = header.dirty || looked.map.as_ref().is_some_and(Presence::is_dirty);
+        if !is_dirty && !header.whole && header.spilled {
+            // Begun beside a spill file, which has all: the daemon ended before it saw that.
+            return Ok(Fate::Removed);
+        }
+        if trust.lengths && is_cut(&record, &header, looked.stat.size) {
+            return self.unusable(index, &record, "its end is missing".into(), evidence);
+        }
+        self.fate_of_sound_object(index, &record, &header, looked, trust)
+    }
+
+    /// Whether another tier has what an object has become: it was moved there, completely, and what was
+    /// done to the file since was done there. A move that ended early, or whose last step a power cut
+    /// has undone, leaves both.
+    pub(crate) fn is_left_behind(&self, index: usize, ino: Ino, header: &Header) -> bool {
+        let others = self.tiers.iter().enumerate().filter(|(other, _)| *other != index);
+        others.map(|(_, slot)| &slot.tier).any(|tier| {
+            let Ok(other) = tier.open(ino.0).and_then(|object| object.header()) else {
+                return false;
+            };
+            // Of a dirty object and a clean one the backing store tells which is older.
+            other.moves > header.moves
+                && (other.dirty || !header.dirty)
+                && (other.whole || matches!(tier.open_map(ino.0, other.dirty), Ok(Some(_))))
+        })
+    }
+
+    /// An object whose header can't be read is nobody's if it is empty: its creation was cut short.
+    /// Any other may have what nobody else has, whatever the record says.
+    fn fate_without_header(
+        &self,
+        index: usize,
+        ino: Ino,
+        error: &StoreError,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
+        let empty = || tier.open(ino.0).and_then(|object| object.len()).is_ok_and(|len| len == 0);
+        if error.errno() == libc::ENODATA && empty() {
+            return Ok(Fate::Removed);
+        }
+        evidence.set_aside.insert(ino.0);
+        let record = match self.meta.get(ino) {
+            Ok(record) if !is_removed(&record) && doubt::is_in_doubt(&record) => record,
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => {
+                return Ok(Fate::SetAside(error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // A move that ended early: what can be read is the same, or newer.
+        let elsewhere = self.tiers.iter().enumerate().any(|(other, slot)| {
+            other != index
+                && slot.tier.open(ino.0).and_then(|object| object.header()).is_ok_and(|header| {
+                    header.whole || matches!(slot.tier.open_map(ino.0, header.dirty), Ok(Some(_)))
+                })
+        });
+        if elsewhere || !self.may_have_written(&record) {
+            return Ok(Fate::SetAside(error.to_string()));
+        }
+        let known = (&self.meta, &*self.backing);
+        if let Some(found) = doubt::copied_version(known, tier, &record) {
+            tracing::warn!(%ino, %error, "a copy with a damaged header is dropped");
+            if record.dirty {
+                self.revert_to(ino, found)?;
+            }
+            return Ok(Fate::Removed);
+        }
+        self.unusable(index, &record, error.to_string(), evidence)
+    }
+
+    /// An object with a sound header of which nothing tells which bytes it has. If no program was told
+    /// before a crash of the machine that its changes last, none of them needs to: the map of a file that
+    /// is changed for the first time may not have come to its device. The file is then as what lies under
+    /// the object has it.
+    fn without_map(
+        &self,
+        index: usize,
+        record: &Record,
+        header: &Header,
+        why: String,
+        trust: Trust,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        if trust.unsynced || header.synced {
+            return self.unusable(index, record, why, evidence);
+        }
+        Ok(Fate::SetAside(why))
+    }
+
+    /// An object that can't be used, and may have what the backing store lacks. If a part of its file is
+    /// in a spill file, that is set aside, too: without the other part it is not the file.
+    fn unusable(
+        &self,
+        index: usize,
+        record: &Record,
+        why: String,
+        evidence: &mut Evidence,
+    ) -> Result<Fate> {
+        let tier = &*self.tiers[index].tier;
+        if self.may_have_written(record) {
+            doubt::note_doubt(&self.meta, tier, record)?;
+            evidence.set_aside.insert(record.ino.0);
+            if record.spilled {
+                self.set_spill_aside(record.ino, "the rest of its file can't be used")?;
+            }
+        }
+        Ok(Fate::SetAside(why))
+    }
+
+    fn fate_of_sound_object(
+        &self,
+        index: usize,
+        record: &Record,
+        header: &Header,
+        looked: Looked,
+        trust: Trust,
+    ) -> Result<Fate> {
+        let ino = record.ino;
+        let Looked { object, stat, mut map, charged } = looked;
+        let tier = u8::try_from(index).unwrap_or(u8::MAX);
+        let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
+        let mut current = record.backing.fingerprint;
+        if dirty && !self.may_have_written(record) {
+            if self.yield_found(ino, tier)? || Self::has_nothing_newer(record, header) {
+                return Ok(Fate::Removed);
+            }
+            let why = "the metadata servers do not know that this node has changed its file";
+            return Ok(Fate::SetAside(why.into()));
+        }
+        if !dirty && record.dirty {
+            // It was flushed, but that was not reported any more. Or the power failed: the mark that
+            // it was written is lost, and with it what was written, which nobody has synced.
+            match (self.published_meanwhile(record, header)?, header.base) {
+                (Some(found), _) => {
+                    self.follow_version(ino, found, trust.unsynced)?;
+                    current = Some(found);
+                }
+                // What others made of it since is seen when it is looked at.
+                (None, Some(base)) if trust.unsynced && !record.spilled => {
+                    self.follow_version(ino, base, true)?;
+                    current = Some(base);
+                }
+                // Fetched again, and not even whole: nothing in it is newer than what is below, and
+                // its length is not the file's.
+                (None, _) if !header.whole && !trust.unsynced => return Ok(Fate::Removed),
+                (None, _) => dirty = true,
+            }
+        }
+        tracing::debug!(index, ?header, len = stat.size, ?stat.mtime, ?record, "an object is looked at");
+        if dirty {
+            // A change of length was interrupted; its object was marked dirty before it was changed.
+            if let Some(map) = &mut map {
+                map.set_len(stat.size)?;
+                clear_beyond_base(map, &*object, stat.mtime)?;
+            }
+            let cut = !trust.unsynced
+                && !counts(header, &*object, record.attr.size)?
+                && surely_there(header, &*object)? < record.attr.size;
+            if !trust.unsynced
+                && let Some(found) = self.superseded_by(record, header, cut && !record.dirty)?
+            {
+                tracing::info!(%ino, "an object is older than what was written back of the file");
+                self.revert_to(ino, found)?;
+                return Ok(Fate::Removed);
+            }
+            if cut
+                && record.dirty
+                && let Some(found) = self.version_elsewhere(record)?
+            {
+                tracing::warn!(%ino, "a file that was moved was not synced since: it is as the backing store has it");
+                self.revert_to(ino, found)?;
+                return Ok(Fate::Removed);
+            }
+            self.recover_dirty(record, header, &*object, trust.unsynced)?;
+        } else {
+            let same = match (header.base, current) {
+                (Some(base), Some(current)) => base.same_content(&current),
+                _ => false,
+            };
+            // Of a fetch that had not come to give it its length nothing counts.
+            let complete = current.is_some_and(|current| current.size == stat.size)
+                && map.is_none_or(|map| map.size() == stat.size);
+            if !same || !complete || !trust.copies {
+                return Ok(Fate::Removed);
+            }
+        }
+        Ok(Fate::Resident(Resident { tier, whole: header.whole, dirty, charged }))
+    }
+
+    /// What stands under a name of a file, as far as that can be seen before the backlog has begun. In a
+    /// directory that a killed daemon may have made, and could not say so, there is nothing yet: the
+    /// worker that brings the directory in line looks again.
+    pub(crate) fn found_at_start(
+        &self,
+        record: &Record,
+        link: &Link,
+    ) -> Result<Option<Attributes>> {
+        match self.found_under(record, link) {
+            Err(NodeError::Busy) => Ok(None),
+            found => found,
+        }
+    }
+
+    /// The version that the backing store has of a file, if it stands there under none of the names that
+    /// the file should have: what has these names there is what the file has replaced, or nothing.
+    fn version_elsewhere(&self, record: &Record) -> Result<Option<forebay_meta::Fingerprint>> {
+        let Some(known) = record.backing.fingerprint else { return Ok(None) };
+        for link in &record.backing.links {
+            let found = self.found_at_start(record, link)?;
+            if let Some(found) = found.filter(|found| found.same_inode(&known)) {
+                let here = record.links.contains(link);
+                return Ok((!here).then_some(found.fingerprint()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// After a crash of the machine: files whose bytes nobody has synced, and of which no tier has
+    /// anything any more, are what the backing store has of them, or empty.
+    fn recover_unsynced(&self, evidence: &Evidence) -> Result<()> {
+        let (mut after, mut lost) = (Seq(0), 0);
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            for (seq, ino) in &page {
+                after = *seq;
+                let Ok(record) = self.meta.get(*ino) else { continue };
+                let gone = record.attr.kind == FileKind::Regular
+                    && record.dirty
+                    && !record.spilled
+                    && record.attr.size > 0
+                    && self.residents.get(ino.0).is_none()
+                    && !evidence.set_aside.contains(&ino.0)
+                    && self.may_have_written(&record);
+                if gone {
+                    lost += 1;
+                    self.forget_unsynced(&record)?;
+                }
+            }
+            if page.len() < PAGE {
+                break;
+            }
+        }
+        if lost > 0 {
+            tracing::warn!(
+                files = lost,
+                "the machine went down before these files were synced: they are as the backing store has them, or empty"
+            );
+        }
+        Ok(())
+    }
+
+    fn forget_unsynced(&self, record: &Record) -> Result<()> {
+        tracing::debug!(?record, "nothing is left of what was not synced");
+        for link in &names_below(record) {
+            let Some(found) = self.found_at_start(record, link)? else { continue };
+            // Not that of a file which this one has replaced.
+            let known = record.backing.fingerprint.is_some_and(|known| found.same_inode(&known));
+            if known || is_pending(record, &found) {
+                self.meta.claim_found(record.ino, link)?;
+                return self.revert_to(record.ino, found.fingerprint());
+            }
+        }
+        // It must not take the place of a version that it was to replace.
+        self.set_aside_if_cut(record, 0)?;
+        self.meta.update(record.ino, None, |record| {
+            record.attr.size = 0;
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
+    /// An object that was being written: its size and times count, and it goes to the backlog. If a
+    /// flush was interrupted right after it was published, what stands in the backing store is its
+    /// own work.
+    fn recover_dirty(
+        &self,
+        record: &Record,
+        header: &Header,
+        object: &dyn Object,
+        trusted: bool,
+    ) -> Result<()> {
+        let stat = object.stat()?;
+        if !trusted && !counts(header, object, record.attr.size)? {
+            self.set_aside_if_cut(record, surely_there(header, object)?)?;
+        }
+        // With the name that it has now.
+        let record = &*self.as_seen_here(&self.meta.get(record.ino)?);
+        let published = self.published_meanwhile(record, header)?;
+        self.meta.update(record.ino, None, |record| {
+            show_written(&mut record.attr, stat.size, stat.mtime);
+            record.dirty = true;
+            if let Some(fingerprint) = published {
+                record.backing.fingerprint = Some(fingerprint);
+            }
+            Queue::Yes
+        })?;
+        if !header.dirty {
+            object.set_header(&Header { dirty: true, writing: true, ..header.clone() })?;
+        }
+        Ok(())
+    }
+
+    /// The version in the backing store that a flush of this object made, if it is there: the one
+    /// about to appear, or the last one that did.
+    pub(crate) fn published_meanwhile(
+        &self,
+        record: &Record,
+        header: &Header,
+    ) -> Result<Option<forebay_meta::Fingerprint>> {
+        for link in &names_below(record) {
+            let Some(found) = self.found_at_start(record, link)? else { continue };
+            let print = found.fingerprint();
+            if was_changed(record, &found) {
+                continue;
+            }
+            if is_announced(header, &print) || is_pending(record, &found) {
+                self.meta.claim_found(record.ino, link)?;
+                return Ok(Some(print));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The files that have a spill file; those of others are removed, or set aside if they may be the
+    /// only copy of anything.
+    pub(crate) fn wanted_spills(&self) -> Result<Vec<Ino>> {
+        let mut wanted = Vec::new();
+        for ino in self.backing.list_spills()?.into_iter().map(Ino) {
+            match self.meta.get(ino) {
+                Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
+                Ok(record) => self.dismiss_spill(ino, is_removed(&record))?,
+                Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino, true)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
+    /// tier the spill file alone knows the size. The files whose spill files can be used.
+    fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
+        let mut usable = HashSet::new();
+        for ino in self.wanted_spills()? {
+            let (size, spill) = match self.open_spilled(ino) {
+                Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
+                Ok(None) => continue,
+                Err(
+                    error @ (NodeError::Lost
+                    | NodeError::Store(
+                        StoreError::Damaged { .. } | StoreError::Version { .. },
+                    )),
+                ) => {
+                    tracing::error!(%ino, %error, "a spill file can't be used");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let record = self.meta.get(ino)?;
+            // While bytes move to a spill file, the object has the length of the file.
+            let counts = self.residents.get(ino.0).is_none();
+            if trust.lengths && counts && record.dirty && size < record.attr.size {
+                tracing::error!(%ino, size, wanted = record.attr.size, "a spill file has lost its end");
+                continue;
+            }
+            usable.insert(ino.0);
+            if self.residents.get(ino.0).is_some() {
+                continue;
+            }
+            if !trust.unsynced && !spill.has_map() {
+                self.set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
+            }
+            self.meta.update(ino, None, |record| {
+                let mtime = spill.mtime_known_by(&record.attr);
+                show_written(&mut record.attr, size, mtime);
+                record.dirty = true;
+                Queue::Yes
+            })?;
+        }
+        Ok(usable)
+    }
+}
+
+/// The names under which the backing store may have a file. One whose publication was announced may be
+/// there under its name although that was not claimed: the power may fail between the two, and take the
+/// claim alone.
+pub(crate) fn names_below(record: &Record) -> Links {
+    let mut names = record.backing.links.clone();
+    if record.backing.pending.is_some() {
+        for link in record.links.iter().filter(|link| !record.backing.links.contains(link)) {
+            names.push(link.clone());
+        }
+    }
+    names
+}
+
+/// Opens an object and its map; `None` if the map that it needs is not there. Of a map that may not
+/// have been synced only that is believed which was.
+fn look_at(
+    tier: &dyn forebay_store::Tier,
+    ino: Ino,
+    header: &Header,
+    trusted: bool,
+) -> forebay_store::Result<Option<Looked>> {
+    let object = tier.open(ino.0)?;
+    let stat = object.stat()?;
+    let mut map = if header.whole { None } else { tier.open_map(ino.0, header.dirty)? };
+    if !header.whole && map.is_none() {
+        return Ok(None);
+    }
+    if let Some(map) = map.as_mut().filter(|_| !trusted) {
+        map.believe_what_was_synced(header.dirty)?;
+    }
+    let map_bytes = map.as_ref().map_or(0, Presence::sidecar_bytes);
+    let charged = object.allocated_bytes()? + map_bytes;
+    Ok(Some(Looked { object, stat, map, charged }))
+}

@@ -1,0 +1,466 @@
+//! Reading and writing open files.
+
+use std::sync::atomic::Ordering;
+
+use forebay_meta::Teller;
+use forebay_store::Presence;
+use parking_lot::RwLock;
+use rustix::io::Errno;
+
+use crate::cluster::Cluster;
+use crate::config::{Durability, Writeback};
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::metrics::Source;
+use crate::node::Node;
+use crate::requests::handle::OpenMode;
+use crate::residency::charge::STEP;
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::fetch::FetchMode;
+use crate::residency::files::{File, FileRef};
+use crate::residency::overlay::compose;
+use crate::residency::spill::write_all;
+use crate::stream::OpenStream;
+
+impl Node {
+    /// Reads at `offset` into `buffer`; returns the bytes read, fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// `MustWait` when bytes are not on a tier and the caller may not wait.
+    pub fn read(
+        &self,
+        context: &Context,
+        fh: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        match self.read_here(context, fh, offset, buffer) {
+            Err(error) if self.may_try_again(&*self.file_of(fh)?, &error) => {
+                self.read_here(context, fh, offset, buffer)
+            }
+            read => read,
+        }
+    }
+
+    fn read_here(
+        &self,
+        context: &Context,
+        fh: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let handle = self.handle(fh)?;
+        let by = (fh, &*handle, context.pid);
+        if let Some(read) = self.read_forwarded(context, &handle, offset, buffer)? {
+            self.patterns.note(by, (offset, read), false, false);
+            return Ok(read);
+        }
+        let file = &handle.file;
+        if handle.mode == OpenMode::Direct {
+            // What the kernel reads for its cache may be read ahead, and an error of that goes unseen.
+            self.tell_rest_gone(context, file.ino)?;
+        }
+        let location = file.location_for(context)?;
+        let end = offset + buffer.len() as u64;
+        if let Some(place) = &location.place {
+            let there = match &place.presence {
+                None => true,
+                Some(presence) => presence.read().is_present(offset..end),
+            };
+            if there {
+                let read = place.object.read_at(buffer, offset)?;
+                self.metrics.bytes.of(Source::Tier).add(read as u64);
+                self.patterns.note(by, (offset, read), false, true);
+                return Ok(read);
+            }
+        } else if matches!(location.base, Underlay::Zeros) {
+            return Ok(0);
+        }
+        if let Some(stream) = handle.stream.get().cloned() {
+            self.patterns.note(by, (offset, buffer.len()), false, false);
+            // Neither the file nor the handle is kept from others while the stream is waited for.
+            let file = file.clone();
+            drop(location);
+            drop(handle);
+            return self.read_of_stream(context, &file, &stream, offset, buffer);
+        }
+        context.wait()?;
+        let _demand = self.demand_gate();
+        let sequence = handle.sequence(offset, buffer.len() as u64);
+        let whole = sequence > 0 || goes_on(&location, offset, self.config.extent_bytes);
+        let location = match whole && self.has_peers() {
+            // What lies beside this will be wanted too, here and elsewhere: from other nodes if they
+            // have it, and if not, once for all.
+            true => {
+                drop(location);
+                if let Err(error) = self.fill_shared(file, offset..end, FetchMode::Now) {
+                    tracing::debug!(ino = %file.ino, %error, "an extent is read without a copy");
+                }
+                file.location_for(context)?
+            }
+            false => location,
+        };
+        let read = self.read_with_gaps(file, &location, offset, buffer)?;
+        drop(location);
+        self.patterns.note(by, (offset, read), false, false);
+        self.fill_after_miss(file, offset..offset + read as u64, sequence);
+        Ok(read)
+    }
+
+    /// Reads along a stream, or beside it what it does not give.
+    fn read_of_stream(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        stream: &OpenStream,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        if let Some(read) = self.read_streamed(context, file, stream, offset, buffer)? {
+            return Ok(read);
+        }
+        context.wait()?;
+        let location = file.location.read();
+        self.read_with_gaps(file, &location, offset, buffer)
+    }
+
+    /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
+    /// to be filled: a miss costs what it costs without a cache.
+    pub(crate) fn read_with_gaps(
+        &self,
+        file: &File,
+        location: &DataLocation,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let Some(place) = &location.place else {
+            return self.read_base(file, &location.base, offset, buffer);
+        };
+        let len = place.object.len()?;
+        if offset >= len {
+            return Ok(0);
+        }
+        let want = buffer.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
+        let buffer = &mut buffer[..want];
+        let range = offset..offset + want as u64;
+        let Some(presence) = &place.presence else {
+            return Ok(place.object.read_at(buffer, offset)?);
+        };
+        let mut absent = Vec::new();
+        presence.read().missing_runs(range, &mut absent);
+        let from_tier = |from: u64, part: &mut [u8]| {
+            let read = place.object.read_at(part, from)?;
+            part[read..].fill(0);
+            self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
+            Ok(())
+        };
+        let from_base = |from: u64, part: &mut [u8]| {
+            let read = self.read_base(file, &location.base, from, part)?;
+            part[read..].fill(0);
+            if let Underlay::Backing(opened) = &location.base
+                && place.dirty.load(Ordering::Acquire)
+            {
+                // Others may have changed it in place, and what is here was written over what it was.
+                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+            }
+            Ok(())
+        };
+        compose(&absent, offset, buffer, from_tier, from_base)?;
+        Ok(want)
+    }
+
+    /// Writes `data` at `offset`; returns the bytes written, which are all of them.
+    ///
+    /// # Errors
+    /// `MustWait` when room must be made or an extent fetched and the caller may not wait;
+    /// `ENOSPC` only when neither the tiers nor the backing store have room.
+    pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
+        let handle = self.handle(fh)?;
+        let _writing = handle.writing();
+        let by = (fh, &*handle, context.pid);
+        if let Some(written) = self.write_forwarded(context, &handle, offset, data)? {
+            self.patterns.note(by, (offset, written), true, false);
+            return Ok(written);
+        }
+        let at = (!handle.append).then_some(offset);
+        let written = match self.write_to(context, &handle.file, at, data) {
+            Err(error) if self.may_try_again(&handle.file, &error) => {
+                self.write_to(context, &handle.file, at, data)
+            }
+            written => written,
+        };
+        let (offset, written) = written?;
+        self.patterns.note(by, (offset, written), true, true);
+        Ok(written)
+    }
+
+    /// As [`Node::write`], for `O_SYNC` and `O_DSYNC` (`data_only`): returns when it is durable.
+    ///
+    /// # Errors
+    /// As [`Node::write`] and [`Node::fsync`].
+    pub fn write_durably(
+        &self,
+        context: &Context,
+        fh: u64,
+        (offset, data): (u64, &[u8]),
+        data_only: bool,
+    ) -> Result<usize> {
+        context.wait()?;
+        let written = self.write(context, fh, offset, data)?;
+        self.fsync(context, fh, data_only)?;
+        Ok(written)
+    }
+
+    /// Writes at an offset, or at the end of the file; returns where, and the bytes written.
+    pub(crate) fn write_to(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        at: Option<u64>,
+        data: &[u8],
+    ) -> Result<(u64, usize)> {
+        self.check_fence()?;
+        let one_at_the_end = match at {
+            Some(_) => None,
+            None if context.may_wait => Some(file.appending.lock()),
+            None => Some(file.appending.try_lock().ok_or(NodeError::MustWait)?),
+        };
+        let offset = at.map_or_else(|| self.length_now(context, file), Ok)?;
+        let end = offset
+            .checked_add(data.len() as u64)
+            .filter(|&end| end <= i64::MAX as u64)
+            .ok_or(NodeError::Posix(Errno::FBIG))?;
+        self.drop_privileges(context, file)?;
+        if let Some(written) = self.write_to_tier(context, file, offset, data)? {
+            self.metrics.bytes.of(Source::Tier).add(written as u64);
+            self.consider_ahead(file, offset, end);
+            return Ok((offset, written));
+        }
+        context.wait()?;
+        let written = self.write_the_hard_way(context, file, offset, data)?;
+        drop(one_at_the_end);
+        self.metrics.bytes.of(Source::Tier).add(written as u64);
+        Ok((offset, written))
+    }
+
+    /// Refuses what is not this node's to do any more.
+    pub(crate) fn check_fence(&self) -> Result<()> {
+        match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
+            true => Err(NodeError::Posix(Errno::STALE)),
+            false => Ok(()),
+        }
+    }
+
+    /// The length of an open file.
+    pub(crate) fn length_now(&self, context: &Context, file: &File) -> Result<u64> {
+        let location = file.location_for(context)?;
+        self.length_in(file, &location)
+    }
+
+    /// The length of an open file whose location the caller has in hand.
+    pub(crate) fn length_in(&self, file: &File, location: &DataLocation) -> Result<u64> {
+        Ok(match (&location.place, &location.base) {
+            (Some(place), _) => place.object.len()?,
+            (None, Underlay::Spill(spill)) => spill.size_and_mtime().0,
+            (None, Underlay::Zeros | Underlay::Backing(_)) => self.meta.get(file.ino)?.attr.size,
+        })
+    }
+
+    /// The short way: the object is there with all extents concerned, and has or gets the room.
+    fn write_to_tier(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        let mut location = file.location_for(context)?;
+        if location.place.is_none() {
+            if !self.begins_empty(file.ino, &location)? {
+                return Ok(None);
+            }
+            drop(location);
+            let record = self.meta.get(file.ino)?;
+            if !self.ensure_place(file, &record)? {
+                return Ok(None);
+            }
+            location = file.location_for(context)?;
+        }
+        let Some(place) = &location.place else { return Ok(None) };
+        if Self::needs_sync_to_change(place) {
+            context.wait()?;
+        }
+        let end = offset + data.len() as u64;
+        if let Some(presence) = &place.presence
+            && !extents_ready(presence, offset, end)
+        {
+            return Ok(None);
+        }
+        if self.needs_rest_below(place) {
+            context.wait()?;
+            self.check_rest_below(file, &location, place)?;
+        }
+        self.write_placed(file, place, offset, data)
+    }
+
+    /// Writes into an object whose extents are all there, if its tier has the room.
+    fn write_placed(
+        &self,
+        file: &File,
+        place: &TierObject,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        let end = offset + data.len() as u64;
+        if !self.pay(place, offset, end) {
+            return Ok(None);
+        }
+        self.mark_dirty(file, place)?;
+        // Before the bytes, should the daemon die among them, and after them: a flush that copies
+        // at the same time may have missed them.
+        let mark = || -> Result<()> {
+            file.count_write_from(offset);
+            match &place.presence {
+                Some(presence) => Ok(presence.write().mark_dirty(offset..end)?),
+                None => Ok(()),
+            }
+        };
+        mark()?;
+        fail_at!("node.write.marked");
+        let written = write_all(&*place.object, data, offset);
+        mark()?;
+        written
+    }
+
+    /// Makes what was written durable, as far as the mount's durability level says.
+    ///
+    /// # Errors
+    /// What the tier, the metadata engine or the backing store says.
+    pub fn fsync(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
+        context.wait()?;
+        let ino = self.handle(fh)?.file.ino;
+        let synced = self.sync_handle(context, fh, data_only);
+        // After it: what is lost may have come to light meanwhile.
+        self.tell_losses(ino, Teller::Sync)?;
+        self.tell_rest_gone(context, ino)?;
+        synced
+    }
+
+    fn sync_handle(&self, context: &Context, fh: u64, data_only: bool) -> Result<()> {
+        let handle = self.handle(fh)?;
+        if self.sync_forwarded(context, &handle, data_only)? {
+            return Ok(());
+        }
+        // The kernel may have written by itself what is none of this node's any more.
+        self.check_fence()?;
+        let file = handle.file.clone();
+        drop(handle);
+        self.safeguard_and_sync(&file, data_only)?;
+        if self.config.durability == Durability::Backing
+            || self.config.writeback == Writeback::Through
+        {
+            self.settle(&file)?;
+            self.reconcile_open(&file)?;
+        }
+        Ok(())
+    }
+
+    /// What other nodes are sent and what this one's device has to do are done at the same time, if
+    /// there is much of it.
+    fn safeguard_and_sync(&self, file: &FileRef, data_only: bool) -> Result<()> {
+        let from = file.changed_from.load(Ordering::Acquire);
+        let much = self.cluster.is_some()
+            && from < u64::MAX
+            && self.length_now(&Context::DAEMON, file)?.saturating_sub(from) > STEP;
+        if !much {
+            self.safeguard(file)?;
+            return self.sync_file(file, data_only);
+        }
+        std::thread::scope(|scope| {
+            let begun = scope.spawn(|| {
+                let location = file.location.read();
+                location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))
+            });
+            self.safeguard(file)?;
+            begun.join().unwrap_or(Ok(()))?;
+            self.sync_file(file, data_only)
+        })
+    }
+
+    /// Before the kernel writes a file without asking: whatever it makes durable by itself, also by
+    /// `msync` or for `O_DSYNC`, is nothing without a header that says that the object is dirty. An
+    /// object without bytes can wait: what makes the first of them durable makes what was done to the
+    /// object before durable as well. `durably` if each write is to last, and so the name, too.
+    pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
+        if durably {
+            return self.sync_file(file, false);
+        }
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(()) };
+        if place.object.len()? == 0 {
+            return self.note_unseen_syncs(place);
+        }
+        self.note_sync(place)?;
+        if let Some(seen) = place.headers.unsynced() {
+            place.object.sync(false)?;
+            self.settle_object(file.ino, place.tier)?;
+            place.headers.synced(seen);
+        }
+        Ok(())
+    }
+
+    /// Makes a directory's entries durable.
+    ///
+    /// # Errors
+    /// What the metadata engine says.
+    pub fn sync_directory(&self, context: &Context) -> Result<()> {
+        context.wait()?;
+        Ok(self.meta.sync()?)
+    }
+
+    /// A descriptor of the file is being closed; with `--writeback through` returns when the
+    /// backing store has everything.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn flush(&self, context: &Context, fh: u64) -> Result<()> {
+        let through = self.config.writeback == Writeback::Through;
+        if !through && !self.is_clustered() {
+            return Ok(());
+        }
+        let handle = self.handle(fh)?;
+        self.note_pages(&handle);
+        if !handle.write {
+            return Ok(());
+        }
+        context.wait()?;
+        if self.flush_forwarded(context, &handle)? {
+            return Ok(());
+        }
+        self.check_fence()?;
+        let file = handle.file.clone();
+        drop(handle);
+        // What other nodes are shown from now on.
+        self.settle(&file)?;
+        self.safeguard(&file)?;
+        if !through {
+            return Ok(());
+        }
+        self.reconcile_open(&file)
+    }
+}
+
+/// Whether a read may be one of a sequence that nobody has seen: what lies before it is there, or it
+/// is one of the first, which come in any order.
+fn goes_on(location: &DataLocation, offset: u64, extent: u64) -> bool {
+    let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
+    let before = offset.saturating_sub(extent)..offset.saturating_sub(extent) + 1;
+    offset < extent || presence.is_some_and(|presence| presence.read().is_present(before))
+}
+
+/// Whether a write needs nothing but present extents.
+fn extents_ready(presence: &RwLock<Presence>, offset: u64, end: u64) -> bool {
+    let presence = presence.read();
+    presence.is_present(offset..end) && end <= presence.size()
+}

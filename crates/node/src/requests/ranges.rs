@@ -1,0 +1,358 @@
+//! Operations on ranges of open files: allocation, holes, copies.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use forebay_store::{AllocateMode, ErrorClass, Presence};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::clock;
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::node::Node;
+use crate::residency::data_location::Underlay;
+use crate::residency::files::FileRef;
+
+/// Bytes copied at a time between files that the kernel can't copy between.
+const PIECE: usize = 1 << 20;
+/// Bytes that one call copies at most; the program calls again for more. A call can't be interrupted, and
+/// its time is limited.
+const MAX_COPIED: u64 = 64 << 20;
+
+/// Where `seek` looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seek {
+    /// For the next data.
+    Data,
+    /// For the next hole.
+    Hole,
+}
+
+impl Node {
+    /// `fallocate(2)`: allocation, holes and zeros. Room is charged as for a write; where no tier
+    /// has it, the file is only made longer, if the backing store has the room at present.
+    ///
+    /// # Errors
+    /// `MustWait`; `EOPNOTSUPP` for modes other than allocation, holes and zeros; `ENOSPC` when
+    /// neither the tiers nor the backing store have room.
+    pub fn fallocate(
+        &self,
+        context: &Context,
+        fh: u64,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Result<()> {
+        let handle = self.handle(fh)?;
+        let _writing = handle.writing();
+        match self.fallocate_once(context, fh, (offset, length), mode) {
+            Err(error) if self.takes_newer_version(&*self.file_of(fh)?, &error) => {
+                self.fallocate_once(context, fh, (offset, length), mode)
+            }
+            done => done,
+        }
+    }
+
+    fn fallocate_once(
+        &self,
+        context: &Context,
+        fh: u64,
+        (offset, length): (u64, u64),
+        mode: i32,
+    ) -> Result<()> {
+        let flags = FallocateFlags::from_bits_retain(u32::try_from(mode).unwrap_or(u32::MAX));
+        let keep = flags.contains(FallocateFlags::KEEP_SIZE);
+        let end = offset
+            .checked_add(length)
+            .filter(|&end| end <= i64::MAX as u64)
+            .ok_or(NodeError::Posix(Errno::FBIG))?;
+        let rest = flags - FallocateFlags::KEEP_SIZE;
+        let zero = rest == FallocateFlags::ZERO_RANGE;
+        let punch = rest == FallocateFlags::PUNCH_HOLE && keep;
+        if !(rest.is_empty() || zero || punch) {
+            return Err(NodeError::Posix(Errno::OPNOTSUPP));
+        }
+        let handle = self.handle(fh)?;
+        if handle.remote.is_on() {
+            return Err(NodeError::Posix(Errno::OPNOTSUPP));
+        }
+        let durably = handle.durably;
+        if durably {
+            context.wait()?;
+        }
+        let file = handle.file.clone();
+        drop(handle);
+        if !context.may_wait && file.location.try_write().is_none() {
+            return Err(NodeError::MustWait);
+        }
+        self.drop_privileges(context, &file)?;
+        let record = self.meta.get(file.ino)?;
+        let simple = {
+            let location = file.location.read();
+            match &location.place {
+                Some(place) => place.presence.is_none() && !Self::needs_sync_to_change(place),
+                None => self.begins_empty(file.ino, &location)?,
+            }
+        };
+        if !simple {
+            context.wait()?;
+        }
+        let (absent, new) = {
+            let location = file.location.read();
+            (location.place.is_none(), self.begins_empty(file.ino, &location)?)
+        };
+        if absent && new {
+            self.ensure_place(&file, &record)?;
+        } else if absent && matches!(file.location.read().base, Underlay::Backing(_)) {
+            self.begin_partial(&file, &record)?;
+        }
+        if file.location.read().place.is_none() {
+            context.wait()?;
+        }
+        fail_at!("node.range.begin");
+        if punch || zero {
+            self.zero_range(context, &file, offset..end, keep)?;
+        } else {
+            self.allocate_range(context, &file, offset, end, keep)?;
+        }
+        self.note_change(&file)?;
+        if durably { self.fsync(context, fh, false) } else { Ok(()) }
+    }
+
+    fn zero_range(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        Range { start: offset, end }: Range<u64>,
+        keep: bool,
+    ) -> Result<()> {
+        let mut location = file.location.write();
+        self.check_wanted(context)?;
+        file.count_write();
+        let len = self.length_in(file, &location)?;
+        let to = if keep { end.min(len) } else { end };
+        let fits = match &location.place {
+            None => false,
+            Some(place) => {
+                self.check_rest_below(file, &location, place)?;
+                place.presence.is_none() || self.fetch_edges(file, &location, place, offset, to)?
+            }
+        };
+        let Some(place) = location.place.as_ref().filter(|_| fits) else {
+            let past = offset < to;
+            return if past { self.zero_around(file, &mut location, offset..to) } else { Ok(()) };
+        };
+        self.mark_dirty(file, place)?;
+        if end > len && !keep {
+            place.object.set_len(end)?;
+        }
+        if offset < to {
+            if let Some(presence) = &place.presence {
+                presence.write().mark_dirty(offset..to)?;
+            }
+            place.object.punch(offset, to - offset)?;
+        }
+        Ok(())
+    }
+
+    fn allocate_range(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        offset: u64,
+        end: u64,
+        keep: bool,
+    ) -> Result<()> {
+        let mut location = file.location.write();
+        self.check_wanted(context)?;
+        let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
+        let mut is_paid = false;
+        if let Some(place) = location.place.as_ref().filter(|place| place.presence.is_none()) {
+            let paid = place.charge.paid_end.load(Ordering::Acquire);
+            let wanted = end.saturating_sub(paid.max(offset));
+            is_paid = wanted == 0;
+            if wanted > 0 && self.take_room(place.tier, wanted) {
+                place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
+                file.count_write();
+                self.mark_dirty(file, place)?;
+                match place.object.allocate(offset, end - offset, mode) {
+                    Ok(()) => return Ok(()),
+                    Err(error)
+                        if matches!(
+                            error.class(),
+                            ErrorClass::NoSpace | ErrorClass::Unsupported
+                        ) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        let len = self.length_in(file, &location)?;
+        if !is_paid {
+            // What lies within the file may be there already; asking for holes would take long.
+            self.check_backing_room(context, end.saturating_sub(len.max(offset)))?;
+        }
+        if keep || end <= len {
+            return Ok(());
+        }
+        file.count_write();
+        self.resize(file, &mut location, end)
+    }
+
+    /// Whether the backing store has room for so many bytes now.
+    fn check_backing_room(&self, context: &Context, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let room = self.statfs(context)?;
+        match room.blocks_available.saturating_mul(room.block_size) >= bytes {
+            true => Ok(()),
+            false => Err(NodeError::Posix(Errno::NOSPC)),
+        }
+    }
+
+    /// Size and times of a file that was changed by other means than a write.
+    fn note_change(&self, file: &FileRef) -> Result<()> {
+        let now = clock::wall_time();
+        if let Some(place) = &file.location.read().place {
+            place.object.set_times(None, Some(now))?;
+        }
+        if !file.is_open() {
+            self.settle(file)?;
+        }
+        Ok(())
+    }
+
+    /// The next data or hole at or after `offset`. What is not on a tier counts as the base says.
+    ///
+    /// # Errors
+    /// `ENXIO` beyond the end, or when only a hole follows; `MustWait`.
+    pub fn seek(&self, context: &Context, fh: u64, offset: u64, whence: i32) -> Result<u64> {
+        let what = match whence {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return Err(NodeError::Posix(Errno::INVAL)),
+        };
+        let handle = self.handle(fh)?;
+        if let Some(len) = self.length_forwarded(context, &handle)? {
+            // Its holes count as data.
+            let found = if what == Seek::Data { offset } else { len };
+            return if offset < len { Ok(found) } else { Err(NodeError::Posix(Errno::NXIO)) };
+        }
+        let file = handle.file.clone();
+        drop(handle);
+        match self.seek_here(context, &file, offset, what) {
+            Err(error) if self.takes_newer_version(&file, &error) => {
+                self.seek_here(context, &file, offset, what)
+            }
+            found => found,
+        }
+    }
+
+    fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
+        let location = file.location_for(context)?;
+        let Some(place) = &location.place else {
+            let found = match &location.base {
+                Underlay::Zeros => None,
+                Underlay::Spill(spill) => {
+                    context.wait()?;
+                    let (len, bytes) = (spill.size_and_mtime().0, &**spill.file());
+                    spill.with_map(|map| match map {
+                        Some(has) => seek_in_parts(has, bytes, offset..len, what),
+                        None => seek_in(bytes, offset, what),
+                    })?
+                }
+                Underlay::Backing(opened) => {
+                    context.wait()?;
+                    seek_in(&*self.opened_base(file, opened)?, offset, what)?
+                }
+            };
+            return found.ok_or(NodeError::Posix(Errno::NXIO));
+        };
+        let len = place.object.len()?;
+        if offset >= len {
+            return Err(NodeError::Posix(Errno::NXIO));
+        }
+        let Some(presence) = &place.presence else {
+            return seek_in(&*place.object, offset, what)?.ok_or(NodeError::Posix(Errno::NXIO));
+        };
+        seek_in_parts(&presence.read(), &*place.object, offset..len, what)?
+            .ok_or(NodeError::Posix(Errno::NXIO))
+    }
+
+    /// Copies between open files; returns the bytes copied, fewer at the end of the source, or where
+    /// there are more than one call copies.
+    ///
+    /// # Errors
+    /// As [`Node::read`] and [`Node::write`].
+    pub fn copy_range(
+        &self,
+        context: &Context,
+        from: (u64, u64),
+        to: (u64, u64),
+        length: u64,
+    ) -> Result<u64> {
+        context.wait()?;
+        let (from_fh, mut from_offset) = from;
+        let (to_fh, mut to_offset) = to;
+        let length = length.min(MAX_COPIED);
+        // A copy within one file may overlap piece by piece only if the ranges do not.
+        let mut buffer = vec![0; PIECE.min(usize::try_from(length).unwrap_or(PIECE))];
+        let mut done = 0;
+        while done < length {
+            let want = buffer.len().min(usize::try_from(length - done).unwrap_or(PIECE));
+            let read = self.read(context, from_fh, from_offset, &mut buffer[..want])?;
+            if read == 0 {
+                break;
+            }
+            fail_at!("node.range.copy");
+            self.check_wanted(context)?;
+            let written = self.write(context, to_fh, to_offset, &buffer[..read])? as u64;
+            from_offset += written;
+            to_offset += written;
+            done += written;
+        }
+        if self.handle(to_fh)?.durably {
+            self.fsync(context, to_fh, false)?;
+        }
+        Ok(done)
+    }
+}
+
+/// As [`seek_in`], up to the end of a range, in a file that has only some extents. Those that are absent
+/// count as data: nobody asks the slow store for its holes.
+fn seek_in_parts(
+    presence: &Presence,
+    bytes: &(impl forebay_store::Bytes + ?Sized),
+    Range { start, end: len }: Range<u64>,
+    what: Seek,
+) -> Result<Option<u64>> {
+    let extent = presence.extent_size();
+    let mut at = start;
+    while at < len {
+        let stop = (at - at % extent + extent).min(len);
+        if !presence.is_present(at..stop) {
+            if what == Seek::Data {
+                return Ok(Some(at));
+            }
+        } else if let Some(found) = seek_in(bytes, at, what)?
+            && found < stop
+        {
+            return Ok(Some(found));
+        }
+        at = stop;
+    }
+    Ok((what == Seek::Hole && start < len).then_some(len))
+}
+
+fn seek_in(
+    bytes: &(impl forebay_store::Bytes + ?Sized),
+    offset: u64,
+    what: Seek,
+) -> Result<Option<u64>> {
+    Ok(match what {
+        Seek::Data => bytes.seek_data(offset)?,
+        Seek::Hole => bytes.seek_hole(offset)?,
+    })
+}

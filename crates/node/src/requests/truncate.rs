@@ -1,0 +1,253 @@
+//! Changing the length of a file.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_meta::{Queue, Record};
+use forebay_store::Presence;
+use forebay_types::{Ino, Timestamp};
+use rustix::io::Errno;
+
+use crate::clock;
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::node::Node;
+use crate::requests::open::InUse;
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::files::FileRef;
+
+impl Node {
+    /// Sets the length of a file. The record follows.
+    pub(crate) fn truncate(
+        &self,
+        context: &Context,
+        record: &Arc<Record>,
+        size: u64,
+    ) -> Result<()> {
+        if size > i64::MAX as u64 {
+            return Err(NodeError::Posix(Errno::FBIG));
+        }
+        self.check_writable_below(context, record)?;
+        let file = self.files.get(record.ino);
+        if size == 0 && self.troubles.is_lost(record.ino) {
+            context.wait()?;
+            self.replace_lost(&file)?;
+        }
+        // It counts as open meanwhile: an eviction would leave it without bytes between two looks.
+        let in_use = InUse::new(&file);
+        let mut done = self.truncate_in_use(context, &file, record, size);
+        if size == 0 && done.is_ok() {
+            self.forget_rest_gone(file.ino);
+        }
+        if done.as_ref().is_err_and(|error| self.may_try_again(&file, error)) {
+            done = self.truncate_in_use(context, &file, record, size);
+        }
+        drop(in_use);
+        if !file.is_open() {
+            if !self.meta.get(file.ino).is_ok_and(|record| !record.orphan) {
+                // Whoever removed it has left it to its users to let go of it.
+                self.last_close(&file);
+            } else if done.is_ok() {
+                self.settle(&file)?;
+            }
+        }
+        done
+    }
+
+    fn truncate_in_use(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        record: &Arc<Record>,
+        size: u64,
+    ) -> Result<()> {
+        self.load(context, file)?;
+        fail_at!("node.truncate.loaded");
+        if !context.may_wait {
+            let location = file.location.try_write().ok_or(NodeError::MustWait)?;
+            if matches!(location.base, Underlay::Spill(_)) {
+                return Err(NodeError::MustWait);
+            }
+        }
+        self.drop_privileges(context, file)?;
+        let needs_base = {
+            let location = file.location.read();
+            let waits = |place: &TierObject| {
+                Self::needs_sync_to_change(place) || self.needs_rest_below(place)
+            };
+            if size > 0 && location.place.as_ref().is_some_and(waits) {
+                context.wait()?;
+            }
+            location.place.is_none() && size > 0 && !self.begins_empty(file.ino, &location)?
+        };
+        if needs_base {
+            context.wait()?;
+            self.begin_partial(file, record)?;
+        } else if size > 0
+            && file.location.read().place.is_none()
+            && !self.ensure_place(file, record)?
+        {
+            context.wait()?;
+        }
+        {
+            let mut location = file.location.write();
+            self.check_wanted(context)?;
+            file.count_write();
+            fail_at!("node.truncate.before_object");
+            self.change_length(file, &mut location, record.ino, size)?;
+        }
+        Ok(())
+    }
+
+    /// A record never says more than there is: it comes first where the file becomes shorter, and last
+    /// where it becomes longer. So bytes that are missing after the death of a daemon are a damage.
+    fn change_length(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        ino: Ino,
+        size: u64,
+    ) -> Result<()> {
+        let now = clock::wall_time();
+        let before = self.meta.get(ino)?;
+        let shrinks = size < before.attr.size;
+        if shrinks {
+            self.record_length(ino, size, now)?;
+        }
+        let changed = self.change_bytes(file, location, size, now).and_then(|()| match shrinks {
+            true => Ok(()),
+            false => self.record_length(ino, size, now),
+        });
+        if changed.is_err() {
+            self.take_back_length(location, &before);
+        }
+        changed
+    }
+
+    fn change_bytes(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        size: u64,
+        now: Timestamp,
+    ) -> Result<()> {
+        if size == 0 {
+            self.empty(file, location)?;
+        } else {
+            if let Some(place) = &location.place {
+                self.check_rest_below(file, location, place)?;
+            }
+            self.resize(file, location, size)?;
+        }
+        if let Some(place) = &location.place {
+            place.object.set_times(None, Some(now))?;
+        }
+        Ok(())
+    }
+
+    /// With the file in hand: what is written and published after this has the last word.
+    fn record_length(&self, ino: Ino, size: u64, now: Timestamp) -> Result<()> {
+        fail_at!("node.truncate.before_record");
+        self.meta.update(ino, Some(now), |record| {
+            record.attr.size = size;
+            record.attr.mtime = now;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
+    /// After a failure the record says what there is.
+    fn take_back_length(&self, location: &DataLocation, before: &Record) {
+        let (len, dirty) = match (&location.place, &location.base) {
+            (Some(place), _) => (place.object.len().ok(), place.dirty.load(Ordering::Acquire)),
+            (None, Underlay::Spill(spill)) => (Some(spill.size_and_mtime().0), true),
+            (None, _) => (None, false),
+        };
+        let put_back = self.meta.update(before.ino, None, |record| {
+            record.attr.size = len.unwrap_or(before.attr.size);
+            record.dirty = dirty || before.dirty;
+            Queue::Yes
+        });
+        if let Err(error) = put_back {
+            tracing::warn!(ino = %before.ino, %error, "can't note the length of a file that could not be changed");
+        }
+    }
+
+    /// Nothing is left: no extent, no base.
+    fn empty(&self, file: &FileRef, location: &mut DataLocation) -> Result<()> {
+        if let Some(place) = &mut location.place {
+            // Cut first: what is cut need not be durable before the object counts. Should the daemon
+            // die now, a clean copy of another length is none.
+            self.note_syncs_before_emptying(place)?;
+            place.object.set_len(0)?;
+            if let Err(error) = self.mark_dirty(file, place) {
+                if !place.dirty.load(Ordering::Acquire) {
+                    let tier = &self.tiers[usize::from(place.tier)].tier;
+                    drop(tier.remove(file.ino.0));
+                    self.forget_resident(file.ino, location.place.take().as_ref());
+                }
+                return Err(error);
+            }
+            self.note_emptied(place)?;
+            if place.presence.take().is_some() {
+                let mut header = place.object.header()?;
+                header.whole = true;
+                header.spilled = false;
+                place.set_header(&header)?;
+                self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
+            }
+            self.true_up(file, place)?;
+        }
+        if matches!(std::mem::take(&mut location.base), Underlay::Spill(_)) {
+            let ino = file.ino;
+            self.let_go_of_spill(ino)?;
+            // Also the length: without the spill file, an older version would show.
+            self.meta.update(ino, None, |record| {
+                record.spilled = false;
+                record.attr.size = 0;
+                record.dirty = true;
+                Queue::Yes
+            })?;
+            self.drop_spill_or_later(ino);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn resize(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        size: u64,
+    ) -> Result<()> {
+        let Some(place) = &mut location.place else {
+            // No tier has room for it.
+            return self.ensure_spill(file, location)?.set_len(size);
+        };
+        self.mark_dirty(file, place)?;
+        let map = place.presence.as_ref().map_or(0, |presence| {
+            let presence = presence.read();
+            Presence::sidecar_bytes_for(presence.extent_size(), size.max(presence.size()))
+                - presence.sidecar_bytes()
+        });
+        if !self.take_room(place.tier, map) {
+            let spill = self.ensure_spill(file, location)?;
+            self.evacuate(file, location, &spill)?;
+            return spill.set_len(size);
+        }
+        place.charge.bytes.fetch_add(map, Ordering::AcqRel);
+        let before = place.object.len()?;
+        // The object first: a restart cuts the map to it, and what the map forgets too early would
+        // read as zeros.
+        place.object.set_len(size)?;
+        fail_at!("node.truncate.object_cut");
+        if let Some(presence) = &place.presence {
+            presence.write().set_len(size)?;
+        }
+        if size < before {
+            self.true_up(file, place)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! What a start can't use and must not throw away.
+//!
+//! A damaged object costs that object, never the mount: it is moved to `lost/` of its tier, a spill
+//! file that the namespace does not know to `.forebay/lost`. Both are named in the log and in the
+//! status until somebody has looked at them; nothing removes them. A file whose record says that it
+//! is dirty, and of which neither an object nor a spill file is left, is *lost*: it reads as EIO and
+//! stays dirty, for what the backing store has of it is an older version.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use forebay_meta::{MetaStore, Queue, Record, Seq};
+use forebay_store::{DirBacking, Header, recover};
+use forebay_types::{FileKind, Ino};
+use parking_lot::RwLock;
+
+use crate::clock;
+use crate::error::Result;
+use crate::node::Node;
+use crate::residency::files::File;
+
+/// Names that are told; more are only counted.
+const TOLD: usize = 100;
+/// Entries of the backlog that are looked at at once.
+const PAGE: usize = 1000;
+
+/// Files by number and by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Named<T> {
+    /// How many there are.
+    pub files: u64,
+    /// Some of them.
+    pub list: Vec<T>,
+}
+
+impl<T> Named<T> {
+    fn new(all: impl IntoIterator<Item = T>) -> Self {
+        let mut named = Named { files: 0, list: Vec::new() };
+        for one in all {
+            named.files += 1;
+            if named.list.len() < TOLD {
+                named.list.push(one);
+            }
+        }
+        named
+    }
+}
+
+/// Changes that were acknowledged and are lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LostChanges {
+    /// How many.
+    pub changes: u64,
+    /// Some of the paths.
+    pub paths: Vec<Vec<u8>>,
+    /// The file that they are kept in. They are named as long as it is there.
+    pub kept: Option<PathBuf>,
+}
+
+/// What a node knows of it.
+#[derive(Default)]
+pub(crate) struct Troubles {
+    aside: RwLock<Named<PathBuf>>,
+    lost: RwLock<BTreeSet<u64>>,
+    any_lost: AtomicBool,
+    /// The backing store, if it has a note of this mount.
+    pub(crate) noted: OnceLock<Arc<DirBacking>>,
+}
+
+impl Troubles {
+    /// Whether a file is lost.
+    pub(crate) fn is_lost(&self, ino: Ino) -> bool {
+        self.any_lost.load(Ordering::Acquire) && self.lost.read().contains(&ino.0)
+    }
+
+    pub(crate) fn set_lost(&self, lost: impl IntoIterator<Item = u64>) {
+        let lost: BTreeSet<u64> = lost.into_iter().collect();
+        self.any_lost.store(!lost.is_empty(), Ordering::Release);
+        *self.lost.write() = lost;
+    }
+
+    /// A lost file was removed, or its bytes are there after all.
+    pub(crate) fn forget_lost(&self, ino: Ino) {
+        if self.any_lost.load(Ordering::Acquire) {
+            self.lost.write().remove(&ino.0);
+        }
+    }
+
+    /// The inodes of all lost files.
+    pub(crate) fn lost(&self) -> Vec<u64> {
+        self.lost.read().iter().copied().collect()
+    }
+}
+
+/// What the objects on the tiers said of dirty files while they were read.
+#[derive(Default)]
+pub(crate) struct Evidence {
+    /// Files that were removed, and may have left something.
+    pub(crate) removed: HashSet<u64>,
+    /// Files whose objects can't be read, and of which nothing says that they were not synced.
+    pub(crate) set_aside: HashSet<u64>,
+}
+
+impl Node {
+    /// What was set aside on the tiers and in the backing store, as of the start.
+    pub fn set_aside(&self) -> Named<PathBuf> {
+        self.troubles.aside.read().clone()
+    }
+
+    /// Dirty files of which nothing is left, by their paths.
+    pub fn lost_files(&self) -> Named<Vec<u8>> {
+        let lost = self.troubles.lost();
+        let list = lost.iter().take(TOLD).map(|ino| self.path_of(Ino(*ino))).collect();
+        Named { files: lost.len() as u64, list }
+    }
+
+    /// Changes of names and attributes that were acknowledged here and are lost, as other nodes took
+    /// this one for dead.
+    pub fn lost_changes(&self) -> LostChanges {
+        let report = self.meta.losses();
+        let mut paths = Vec::new();
+        for (inode, names) in report.losses.into_iter().take(TOLD) {
+            // What was made and is lost has no path any more, but a name in its directory.
+            let Ok(Some(path)) = self.meta.path(Ino(inode)) else { continue };
+            let below = |name: &Vec<u8>| match path.is_empty() {
+                true => name.clone(),
+                false => [&path, &b"/"[..], name].concat(),
+            };
+            paths.extend(names.iter().map(below));
+            if names.is_empty() {
+                paths.push(path);
+            }
+        }
+        paths.truncate(TOLD);
+        LostChanges { changes: report.changes, paths, kept: report.kept }
+    }
+
+    /// Moves an object that can't be used, and may be the only copy, out of the way.
+    pub(crate) fn set_object_aside(&self, index: usize, ino: Ino, why: &str) {
+        let file = String::from_utf8_lossy(&self.path_of(ino)).into_owned();
+        match self.tiers[index].tier.set_aside(ino.0) {
+            Ok(kept) => {
+                tracing::warn!(%ino, file, why, kept = %kept.display(), "an object is set aside");
+            }
+            Err(error) => {
+                tracing::error!(%ino, file, why, %error, "an object that can't be used stays where it is");
+            }
+        }
+    }
+
+    /// Moves a spill file that can't be used, and may be the only copy, out of the way.
+    pub(crate) fn set_spill_aside(&self, ino: Ino, why: &str) -> Result<()> {
+        if let Some(kept) = self.backing.set_spill_aside(ino.0)? {
+            tracing::warn!(%ino, why, kept = %kept.display(), "a spill file is set aside");
+        }
+        Ok(())
+    }
+
+    /// Counts what was set aside, now and by earlier starts.
+    pub(crate) fn count_set_aside(&self) {
+        let mut found = Vec::new();
+        for slot in &self.tiers {
+            match recover::set_aside(slot.tier.path()) {
+                Ok(files) => found.extend(files.into_iter().map(|file| file.path)),
+                Err(error) => tracing::warn!(%error, "can't see what was set aside"),
+            }
+        }
+        match self.backing.list_set_aside() {
+            Ok(files) => found.extend(files),
+            Err(error) => tracing::warn!(%error, "can't see what was set aside"),
+        }
+        *self.troubles.aside.write() = Named::new(found);
+    }
+
+    /// A lost file is emptied, to be written anew: nothing that is left of it counts any more.
+    pub(crate) fn replace_lost(&self, file: &File) -> Result<()> {
+        let _alone = file.location.write();
+        if !self.troubles.is_lost(file.ino) {
+            return Ok(());
+        }
+        self.let_go_of_spill(file.ino)?;
+        self.meta.update(file.ino, Some(clock::wall_time()), |record| {
+            (record.dirty, record.spilled, record.attr.size) = (true, false, 0);
+            Queue::Yes
+        })?;
+        self.drop_spill_or_later(file.ino);
+        self.troubles.forget_lost(file.ino);
+        tracing::warn!(ino = %file.ino, "a lost file is written anew");
+        Ok(())
+    }
+
+    /// After all tiers and spill files were read: which dirty files have nothing left.
+    pub(crate) fn find_lost(&self, evidence: &Evidence, spills: &HashSet<u64>) -> Result<()> {
+        let mut lost = Vec::new();
+        let mut after = Seq(0);
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            let Some((last, _)) = page.last() else { break };
+            after = *last;
+            for (_, ino) in page {
+                let record = match self.meta.get(ino) {
+                    Ok(record) => record,
+                    Err(forebay_meta::Error::Stale(_)) => continue,
+                    Err(error) => return Err(error.into()),
+                };
+                if self.has_nothing_left(&record, evidence, spills)? {
+                    tracing::error!(%ino, file = %String::from_utf8_lossy(&self.path_of(ino)), "the bytes of a dirty file are gone");
+                    lost.push(ino.0);
+                }
+            }
+        }
+        self.troubles.set_lost(lost);
+        Ok(())
+    }
+
+    fn has_nothing_left(
+        &self,
+        record: &Record,
+        evidence: &Evidence,
+        spills: &HashSet<u64>,
+    ) -> Result<bool> {
+        let ino = record.ino;
+        let is_file = record.attr.kind == FileKind::Regular && !record.links.is_empty();
+        if !is_file || self.is_elsewhere(record) || !(record.dirty || record.spilled) {
+            return Ok(false);
+        }
+        if record.spilled {
+            return Ok(!spills.contains(&ino.0) && self.published_spill(record)?.is_none());
+        }
+        // Of an empty file there is nothing to lose.
+        if record.attr.size == 0 || self.residents.get(ino.0).is_some() {
+            return Ok(false);
+        }
+        // What is set aside may be newer than a version that was published before.
+        if evidence.set_aside.contains(&ino.0) {
+            return Ok(true);
+        }
+        match self.published_meanwhile(record, &Header::default())? {
+            Some(found) => {
+                self.revert_to(ino, found)?;
+                Ok(false)
+            }
+            None => Ok(true),
+        }
+    }
+}
+
+/// Gives up what is lost of a file: it shows what the backing store has of it, or is empty.
+pub(crate) fn give_up_lost(meta: &MetaStore, ino: Ino) -> Result<()> {
+    meta.update(ino, Some(clock::wall_time()), |record| {
+        record.spilled = false;
+        match record.backing.fingerprint {
+            Some(found) => {
+                record.dirty = false;
+                record.attr.size = found.size;
+                record.attr.mtime = found.mtime;
+            }
+            None => {
+                record.dirty = true;
+                record.attr.size = 0;
+            }
+        }
+        Queue::Yes
+    })?;
+    Ok(())
+}

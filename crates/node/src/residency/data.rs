@@ -1,0 +1,794 @@
+//! The bytes of a file between the namespace and the tiers: looked up at first use, marked dirty
+//! before they change, settled when the last writer has closed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::{Attr, Moment, Queue, Record, Times};
+use forebay_store::{Attributes, ErrorClass, Header};
+use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
+use rustix::io::Errno;
+
+pub(crate) use crate::writeback::flush::{Flushed, Target};
+use parking_lot::RwLock;
+
+use crate::clock;
+use crate::config::Writeback;
+use crate::context::Context;
+use crate::defects::BackgroundKind;
+use crate::error::Result;
+use crate::failpoints::fail_at;
+use crate::namespace::{perm_after_write, without_set_ids};
+use crate::node::Node;
+use crate::requests::handle::OpenMode;
+use crate::residency::data_location::{
+    Charge, DataLocation, Headers, TierObject, Underlay, is_built_upon_another,
+};
+use crate::residency::files::{File, FileRef};
+use crate::residency::residents::Resident;
+
+/// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
+const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
+/// The longest step of the clock by which files get their times.
+const CLOCK_STEP: Duration = Duration::from_millis(10);
+
+/// Allocation grain that charges are rounded to.
+pub(crate) const BLOCK: u64 = 4096;
+
+impl Node {
+    /// Looks up where the bytes of a file are, once while it is in use. A spill file is looked up in
+    /// the backing store.
+    ///
+    /// # Errors
+    /// `MustWait` if it has one and the caller may not wait.
+    pub(crate) fn load(&self, context: &Context, file: &File) -> Result<()> {
+        if file.location_for(context)?.loaded {
+            return Ok(());
+        }
+        // As it is now: the caller's may be older than the last use of the file.
+        let record = self.meta.get(file.ino)?;
+        if record.spilled && !self.is_elsewhere(&record) {
+            context.wait()?;
+        }
+        let mut location = file.location.write();
+        if location.loaded {
+            return Ok(());
+        }
+        self.look_up(file, &mut location)
+    }
+
+    /// Looks up where the bytes of a file are.
+    pub(crate) fn look_up(&self, file: &File, location: &mut DataLocation) -> Result<()> {
+        let record = self.record_for_look_up(file)?;
+        if let Some(resident) = self.residents.get(file.ino.0) {
+            location.place = self.open_place(file.ino, resident)?;
+        } else if let Some(resident) = self.adopt_copy(&record)? {
+            location.place = self.open_place(file.ino, resident)?;
+        }
+        if location.place.is_none() && self.troubles.is_lost(file.ino) {
+            return Err(crate::error::NodeError::Lost);
+        }
+        let emptied = record.dirty && record.attr.size == 0;
+        let has_version = record.backing.fingerprint.is_some();
+        location.base = if record.spilled {
+            self.spill_base(file, &record)?
+        } else if has_version && (location.place.is_some() || !emptied)
+            || !self.is_clustered() && is_built_upon_another(location.place.as_ref())?
+        {
+            Underlay::backing()
+        } else {
+            Underlay::Zeros
+        };
+        location.loaded = true;
+        Ok(())
+    }
+
+    /// The record of a file, and whether its next write takes set-id bits away as that says. A
+    /// change of the mode in between counts, not what was read before it.
+    fn record_for_look_up(&self, file: &File) -> Result<Arc<Record>> {
+        loop {
+            let changes = file.attribute_changes.load(Ordering::SeqCst);
+            let record = self.as_seen_here(&self.meta.get(file.ino)?);
+            fail::fail_point!("node.look_up.record");
+            file.privileged.store(is_privileged(&record), Ordering::SeqCst);
+            if file.attribute_changes.load(Ordering::SeqCst) == changes {
+                return Ok(record);
+            }
+        }
+    }
+
+    /// The object of a file that comes into use.
+    fn open_place(&self, ino: Ino, resident: Resident) -> Result<Option<TierObject>> {
+        let place = self.open_place_to_read(ino, resident)?;
+        if let Some(place) = &place {
+            place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
+        }
+        Ok(place)
+    }
+
+    /// The same for a moment, for who does not write: where its blocks end is not looked up, which
+    /// takes as long as the object has pages.
+    pub(crate) fn open_place_to_read(
+        &self,
+        ino: Ino,
+        resident: Resident,
+    ) -> Result<Option<TierObject>> {
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        let object = match tier.open(ino.0) {
+            Ok(object) => object,
+            Err(error) if error.class() == ErrorClass::NotFound && !resident.dirty => {
+                tracing::warn!(%ino, "a clean copy has vanished from its tier");
+                self.forget_resident(ino, None);
+                return Ok(None);
+            }
+            Err(error) if !resident.dirty && self.is_tiers_failure(resident.tier, &error) => {
+                self.forget_resident(ino, None);
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let presence = match resident.whole {
+            true => None,
+            false => match tier.open_map(ino.0, false) {
+                Err(error) if !resident.dirty && self.is_tiers_failure(resident.tier, &error) => {
+                    self.forget_resident(ino, None);
+                    return Ok(None);
+                }
+                map => map?.map(RwLock::new),
+            },
+        };
+        let place = TierObject {
+            tier: resident.tier,
+            object,
+            presence,
+            charge: Charge::new(resident.charged, 0),
+            dirty: AtomicBool::new(resident.dirty),
+            passed: AtomicBool::new(false),
+            headers: Headers::default(),
+        };
+        Ok(Some(place))
+    }
+
+    /// The spill file of a file, or what became of it.
+    fn spill_base(&self, file: &File, record: &Record) -> Result<Underlay> {
+        if let Some(spill) = self.open_spilled(record.ino)? {
+            spill.set_mtime(spill.mtime_known_by(&record.attr));
+            return Ok(file.spilled_to(Arc::new(spill)));
+        }
+        match self.published_spill(record)? {
+            Some(found) => {
+                self.note_published_spill(record.ino, found)?;
+                Ok(Underlay::backing())
+            }
+            None => {
+                tracing::error!(ino = %record.ino, "the file's spill file is gone from the backing store");
+                Err(Errno::IO.into())
+            }
+        }
+    }
+
+    /// Takes an object out of the residency index and gives its room back: what it is charged now,
+    /// if the file is in use.
+    pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&TierObject>) {
+        if let Some(resident) = self.residents.remove(ino.0) {
+            let charged = place.map_or(resident.charged, |place| place.charge.bytes());
+            if !self.leave_to_kernel(ino, place, (resident.tier, charged)) {
+                self.tiers[usize::from(resident.tier)].room.give_all(charged);
+            }
+            self.decide(Event::Removed { object: ino });
+        }
+    }
+
+    /// An object that the kernel reads by itself takes up its room until it is closed; whether it
+    /// does.
+    fn leave_to_kernel(&self, ino: Ino, place: Option<&TierObject>, charged: (u8, u64)) -> bool {
+        let (Some(place), Some(file)) = (place, self.files.peek(ino)) else { return false };
+        let mut opens = file.opens.lock();
+        let Some(registered) = opens.now.registered.as_mut().filter(|r| !r.bypass) else {
+            return false;
+        };
+        let this = registered.object == crate::residency::inode_alias::object_id(place.object.fd());
+        if this {
+            registered.charged = Some(charged);
+        }
+        this
+    }
+
+    /// The header that an object of this file should carry.
+    pub(crate) fn header_for(&self, record: &Record, whole: bool, dirty: bool) -> Header {
+        let path = self.meta.path(record.ino).ok().flatten().unwrap_or_default();
+        let cut = path.len().saturating_sub(Header::PATH_MAX);
+        Header {
+            ino: record.ino.0,
+            dirty,
+            whole,
+            writing: dirty,
+            spilled: record.spilled,
+            size: record.attr.size,
+            base: record.backing.fingerprint,
+            mode: record.attr.perm,
+            uid: record.attr.uid,
+            gid: record.attr.gid,
+            mtime: record.attr.mtime,
+            path: std::os::unix::ffi::OsStringExt::from_vec(path[cut..].to_vec()),
+            path_truncated: cut > 0,
+            ..Header::default()
+        }
+    }
+
+    /// Whether [`Node::mark_dirty`] has to wait for the tier's device.
+    pub(crate) fn needs_sync_to_change(place: &TierObject) -> bool {
+        !place.dirty.load(Ordering::Acquire)
+            && place.presence.is_none()
+            && place.object.len().is_ok_and(|len| len > 0)
+    }
+
+    /// Marks the object dirty, durably against the death of the daemon, before its first change.
+    ///
+    /// A header that says dirty makes the object what counts. So the bytes that it was fetched with,
+    /// or that were written back from it, are durable before: else a power cut would leave them as
+    /// zeros in place of those that the backing store has. (A map knows which of them are.)
+    pub(crate) fn mark_dirty(&self, file: &File, place: &TierObject) -> Result<()> {
+        if place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _growing = place.charge.growing.lock();
+        if place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let record = self.meta.get(file.ino)?;
+        if Self::needs_sync_to_change(place) {
+            place.object.sync(true)?;
+        }
+        let mut header = place.object.header()?;
+        header.dirty = true;
+        header.writing = true;
+        // Whatever a power cut leaves of it has what it was a copy of, or what was written since.
+        header.size = place.object.len()?;
+        header.covered = header.base.is_some() && header.size > 0;
+        let path = self.header_for(&record, header.whole, true);
+        header.path = path.path;
+        header.path_truncated = path.path_truncated;
+        fail_at!("node.dirty.before_header");
+        place.set_header(&header)?;
+        fail_at!("node.dirty.after_header");
+        place.dirty.store(true, Ordering::Release);
+        self.set_resident(file.ino, place);
+        self.decide(Event::Dirty { object: file.ino });
+        Ok(())
+    }
+
+    /// Enters an object into the residency index as it is now.
+    pub(crate) fn set_resident(&self, ino: Ino, place: &TierObject) {
+        let resident = Resident {
+            tier: place.tier,
+            whole: place.presence.is_none(),
+            dirty: place.dirty.load(Ordering::Acquire),
+            charged: place.charge.bytes(),
+        };
+        self.residents.set(ino.0, resident);
+    }
+
+    /// Corrects a charge to what the object really takes up. The caller has the location for
+    /// itself: a writer that has paid and not written yet would lose its charge.
+    pub(crate) fn true_up(&self, file: &File, place: &TierObject) -> Result<()> {
+        let _growing = place.charge.growing.lock();
+        let real = place.allocated_bytes()?;
+        let charged = place.charge.bytes.swap(real, Ordering::AcqRel);
+        let room = &self.tiers[usize::from(place.tier)].room;
+        if real > charged {
+            // Only a passthrough writer can do that.
+            room.force(real - charged);
+        } else {
+            room.give(charged - real);
+        }
+        place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
+        self.set_resident(file.ino, place);
+        self.decide(Event::Resident {
+            object: file.ino,
+            tier: unit::Tier(place.tier),
+            bytes: unit::Bytes(real),
+        });
+        Ok(())
+    }
+
+    /// The last writer has closed (or a sync asks): size and times go into the record, and the file
+    /// into the backlog.
+    pub(crate) fn settle(&self, file: &FileRef) -> Result<()> {
+        self.settle_by(file, None).map(drop)
+    }
+
+    /// As [`Node::settle`], but if a deadline is given, gives up at it when somebody waits for a slow
+    /// device with the file in hand; false then.
+    pub(crate) fn settle_by(&self, file: &FileRef, deadline: Option<Instant>) -> Result<bool> {
+        if let Some(location) = file.location.try_write()
+            && let Some(place) = &location.place
+            && place.dirty.load(Ordering::Acquire)
+        {
+            self.true_up(file, place)?;
+            // Nobody writes, opens or closes it now.
+            if self.is_proved_unwritten(file, place)? {
+                return self.mark_clean(file, place, None).map(|()| true);
+            }
+        }
+        let location = match deadline {
+            None => file.location.read(),
+            Some(deadline) => match file.location.try_read_until(deadline) {
+                Some(location) => location,
+                None => return Ok(false),
+            },
+        };
+        let one_at_a_time = file.times.lock();
+        let (size, mtime) = match (&location.place, &location.base) {
+            (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
+                let stat = place.object.stat()?;
+                (stat.size, stat.mtime)
+            }
+            (None, Underlay::Spill(spill)) => {
+                let (size, mtime) = spill.size_and_mtime();
+                (size, mtime)
+            }
+            _ => return Ok(true),
+        };
+        fail_at!("node.settle.before_record");
+        let settled = self.record_written(file.ino, size, mtime)?;
+        drop(one_at_a_time);
+        fail_at!("node.settle.after_record");
+        if settled {
+            self.hold_opened_rest(file, &location);
+            self.written_back_in(file.ino);
+        }
+        Ok(true)
+    }
+
+    /// Whether a tier has bytes of a file of which its record may not speak yet: it is open, and
+    /// was written to.
+    pub(crate) fn is_unsettled(&self, ino: Ino) -> bool {
+        self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+    }
+
+    /// The record of a file that is to be judged says what was written to it.
+    pub(crate) fn settle_if_unsettled(&self, ino: Ino) -> Result<bool> {
+        let unsettled = self.is_unsettled(ino);
+        if unsettled {
+            self.settle(&self.files.get(ino))?;
+        }
+        Ok(unsettled)
+    }
+
+    /// The record follows what was written to a file; false if it is gone.
+    fn record_written(&self, ino: Ino, size: u64, mtime: Timestamp) -> Result<bool> {
+        let mut mine = true;
+        let settled = self.meta.update(ino, None, |record| {
+            mine = self.may_have_written(record);
+            if !mine {
+                // Another node has taken the file over: what was written here does not count.
+                return Queue::No;
+            }
+            show_written(&mut record.attr, size, mtime);
+            record.dirty = true;
+            Queue::Yes
+        });
+        match settled {
+            Ok(_) if !mine => Err(Errno::STALE.into()),
+            Ok(_) => Ok(true),
+            Err(forebay_meta::Error::Stale(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The record of a file follows the version that the backing store has.
+    pub(crate) fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
+        self.follow_version(ino, found, false)
+    }
+
+    /// As [`Node::revert_to`]; of a file that was written back and not reported, as its daemon was
+    /// killed, what programs have set since stays (`killed`).
+    pub(crate) fn follow_version(
+        &self,
+        ino: Ino,
+        found: forebay_meta::Fingerprint,
+        killed: bool,
+    ) -> Result<()> {
+        self.meta.update(ino, None, |record| {
+            record.dirty = false;
+            record.attr.size = found.size;
+            if !(killed && record.backing.attrs_differ) {
+                record.attr.mtime = found.mtime;
+            }
+            record.backing.fingerprint = Some(found);
+            Queue::Yes
+        })?;
+        Ok(())
+    }
+
+    /// Before an object counts as clean, and its size and time as those of the record: whoever has
+    /// closed the file may not have come to settle it yet, and finds nothing to do then.
+    pub(crate) fn settle_before_clean(&self, file: &File, place: &TierObject) -> Result<()> {
+        if !place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let one_at_a_time = file.times.lock();
+        let stat = place.object.stat()?;
+        let mtime = stat.mtime;
+        match self.meta.get(file.ino) {
+            Ok(record) if record.attr.size != stat.size || record.attr.mtime != mtime => {
+                self.record_written(file.ino, stat.size, mtime)?;
+            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        drop(one_at_a_time);
+        // Perhaps by a mapping that outlasted its open file, of which nobody has told the kernel.
+        self.forget_object(file.ino, false);
+        Ok(())
+    }
+
+    /// Asks for the write-back of a file that was closed just now.
+    pub(crate) fn written_back_in(&self, ino: Ino) {
+        match self.config.writeback {
+            Writeback::After(delay) => self.reconcile_later(ino, delay),
+            Writeback::OnClose | Writeback::Through => {
+                self.reconcile_later(ino, std::time::Duration::ZERO);
+            }
+            // What has to be written all the same, also by who had no turn while it was open.
+            Writeback::OnEviction if self.reconciler.wanted.lock().contains(&ino.0) => {
+                self.reconcile_later(ino, std::time::Duration::ZERO);
+            }
+            Writeback::OnEviction => {}
+        }
+    }
+
+    /// Settles every file in use that has unsettled changes, for a sync or a drain. Says how many
+    /// could not be until the deadline, because somebody waits for a slow device with them in hand:
+    /// the next start takes their sizes and times from the tiers.
+    pub(crate) fn settle_all(&self, deadline: Instant) -> usize {
+        let mut left = 0;
+        for ino in self.files.in_use() {
+            let Some(file) = self.files.peek(ino) else { continue };
+            let settle = || self.settle_by(&file, Some(deadline));
+            match self.attempt(BackgroundKind::WriteBack, ino.0, settle) {
+                // It waits for the next daemon, which must not be kept from coming.
+                None => {}
+                Some(Ok(settled)) => left += usize::from(!settled),
+                Some(Err(error)) => tracing::warn!(%ino, %error, "can't settle a file"),
+            }
+        }
+        left
+    }
+
+    /// Changes the header of an object. Others may want to at the same time, under the read lock of
+    /// the location as well, and neither change may be lost.
+    pub(crate) fn edit_header(
+        &self,
+        place: &TierObject,
+        edit: impl FnOnce(&mut Header) -> Result<()>,
+    ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
+        let mut header = place.object.header()?;
+        edit(&mut header)?;
+        place.set_header(&header)
+    }
+
+    /// The object equals the backing store's version (`base`, or the one it had before).
+    pub(crate) fn mark_clean(
+        &self,
+        file: &File,
+        place: &TierObject,
+        base: Option<Fingerprint>,
+    ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
+        let mut header = place.object.header()?;
+        header.dirty = false;
+        header.writing = false;
+        // From here on the backing store has what was synced.
+        (header.synced, header.covered) = (false, false);
+        if base.is_some() {
+            header.spilled = false;
+            header.base = base;
+            // Only now: a flush under way may be about to publish what it announced there.
+            header.pending = None;
+        }
+        fail_at!("node.clean.before_header");
+        place.set_header(&header)?;
+        fail_at!("node.clean.after_header");
+        place.dirty.store(false, Ordering::Release);
+        self.set_resident(file.ino, place);
+        if let Some(version) = base {
+            self.pages_published(file.ino, version);
+        }
+        self.decide(Event::Clean { object: file.ino });
+        Ok(())
+    }
+
+    /// The attributes of an inode as programs see them now, and its blocks of 512 bytes: those of
+    /// the record, or of the object while that is newer.
+    pub(crate) fn live_attr(&self, record: &Record) -> (Attr, u64) {
+        self.live_attr_since(record, None)
+    }
+
+    /// As [`Node::live_attr`]; the record was read after the moment.
+    pub(crate) fn live_attr_since(&self, record: &Record, moment: Option<Moment>) -> (Attr, u64) {
+        let (ino, mut attr) = (record.ino, record.attr.clone());
+        if attr.kind != FileKind::Regular {
+            let blocks = if attr.kind == FileKind::Directory { 8 } else { 0 };
+            if attr.kind == FileKind::Directory {
+                attr.size = 4096;
+            }
+            return (attr, blocks);
+        }
+        if let Some(file) = self.files.peek(record.ino)
+            // Whoever has the file in hand for long waits for a slow device, and may hang there.
+            && let Some(location) = file.location.try_read_for(ATTRIBUTES_WAIT)
+        {
+            let stat = match (&location.place, &location.base) {
+                (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
+                (None, Underlay::Spill(spill)) => {
+                    let (size, mtime) = spill.size_and_mtime();
+                    show_written(&mut attr, size, mtime);
+                    return (attr, size.div_ceil(512));
+                }
+                _ => None,
+            };
+            if let Some(stat) = stat {
+                if has_lost_set_ids(&file, &stat) {
+                    attr.perm = without_set_ids(attr.perm);
+                    self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
+                }
+                show_written(&mut attr, stat.size, stat.mtime);
+                if !self.config.keep_access_times {
+                    attr.atime = attr.atime.max(stat.atime);
+                }
+                let whole = location.place.as_ref().is_some_and(|place| place.presence.is_none());
+                let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
+                return (attr, blocks);
+            }
+        }
+        // Settled since the record was read, perhaps: a close is not waited for.
+        let unchanged = moment.is_some_and(|then| !self.meta.changed_since(record.ino, then));
+        if !unchanged && let Ok(settled) = self.meta.get(record.ino) {
+            attr = settled.attr.clone();
+        }
+        attr.atime = self.accesses.latest(record.ino, attr.atime);
+        // What a whole object takes up is what its tier was charged when its last writer closed.
+        let blocks = match self.residents.get(record.ino.0) {
+            Some(resident) if resident.whole => resident.charged / 512,
+            _ => attr.size.div_ceil(512),
+        };
+        (attr, blocks)
+    }
+
+    /// Whether a program has `ino` open.
+    pub(crate) fn is_open(&self, ino: Ino) -> bool {
+        self.files.peek(ino).is_some_and(|file| file.is_open())
+    }
+
+    /// The file is removed and nobody uses it: drops all its bytes. Those that the backing store lacks
+    /// go when the namespace has forgotten the file durably, for after a power cut it would be there
+    /// without them.
+    pub(crate) fn discard_data(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+            && let Err(error) = self.meta.sync()
+        {
+            tracing::warn!(%ino, %error, "the bytes of a removed file stay until the next start");
+            return;
+        }
+        self.discard_forgotten(ino);
+    }
+
+    /// As [`Node::discard_data`], of a file that the namespace has forgotten durably.
+    pub(crate) fn discard_forgotten(&self, ino: Ino) {
+        self.let_go_of_rest(ino);
+        let file = self.files.get(ino);
+        let mut location = file.location.write();
+        let place = location.place.take();
+        // By what was noted: the record may be gone already, and nobody has looked at the spill file.
+        let spilled = matches!(std::mem::take(&mut location.base), Underlay::Spill(_))
+            || self.has_spill_noted(ino);
+        location.loaded = true;
+        self.troubles.forget_lost(ino);
+        self.forget_rest_gone(ino);
+        self.note_removed(ino);
+        fail::fail_point!("node.discard.before_object");
+        if let Some(resident) = self.residents.get(ino.0) {
+            let tier = &self.tiers[usize::from(resident.tier)].tier;
+            if let Err(error) = tier.remove(ino.0)
+                && error.class() != ErrorClass::NotFound
+            {
+                tracing::warn!(%ino, %error, "can't remove an object");
+            }
+            self.forget_resident(ino, place.as_ref());
+        }
+        if spilled {
+            self.drop_spill_soon(ino);
+        }
+        self.forget_tomb(ino);
+    }
+
+    /// The copy of a clean file is stale: drops it; programs that have it open keep what they have.
+    pub(crate) fn drop_copy(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_none() {
+            if let Some(file) = self.files.peek(ino) {
+                let mut location = file.location.write();
+                if matches!(location.base, Underlay::Backing(_)) {
+                    location.base = Underlay::backing();
+                }
+            }
+            return;
+        }
+        let file = self.files.get(ino);
+        let mut location = file.location.write();
+        // Only under the lock: it may have been written or moved since.
+        let Some(resident) = self.residents.get(ino.0).filter(|resident| !resident.dirty) else {
+            return;
+        };
+        let place = location.place.take();
+        location.base = Underlay::backing();
+        location.loaded = true;
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        if let Err(error) = tier.remove(ino.0) {
+            tracing::debug!(%ino, %error, "a stale copy was gone already");
+        }
+        self.forget_resident(ino, place.as_ref());
+    }
+
+    /// A file's mode or owner were set.
+    pub(crate) fn attributes_changed(&self, record: &Record) {
+        if record.attr.kind != FileKind::Regular {
+            return;
+        }
+        // Also while no tier has any of its bytes.
+        let file = self.files.peek(record.ino);
+        if let Some(file) = &file {
+            file.attribute_changes.fetch_add(1, Ordering::SeqCst);
+            file.privileged.store(is_privileged(record), Ordering::SeqCst);
+        }
+        if let Some(file) = &file {
+            self.watch_set_ids(file, is_privileged(record));
+        }
+    }
+
+    /// Times of a file were set in its record: those of its object follow, and of its spill file. The
+    /// caller holds [`File::times`].
+    pub(crate) fn set_object_times(&self, file: &File, times: Times) {
+        if times == Times::default() {
+            return;
+        }
+        // Who has written may put the times back.
+        file.clean_as.lock().take();
+        let [atime, mtime] = [times.atime, times.mtime].map(|t| t);
+        let Some(resident) = self.residents.get(file.ino.0) else {
+            if let (Some(mtime), Some(spill)) = (mtime, file.spill.lock().upgrade()) {
+                spill.set_mtime(mtime);
+            }
+            return;
+        };
+        // The object itself: whoever has the location in hand may wait for the backing store. Also a
+        // clean one, whose times count as soon as somebody opens it to write.
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        let set = tier.open(file.ino.0).and_then(|object| object.set_times(atime, mtime));
+        if let Err(error) = set {
+            tracing::warn!(ino = %file.ino, %error, "times not set on the tier");
+        }
+    }
+
+    /// The setuid and setgid bits and file capabilities go when somebody without privilege writes.
+    pub(crate) fn drop_privileges(&self, context: &Context, file: &File) -> Result<()> {
+        if !file.privileged.load(Ordering::Relaxed) || context.uid == 0 {
+            return Ok(());
+        }
+        let record = self.meta.get(file.ino)?;
+        if perm_after_write(context, &record.attr) == record.attr.perm {
+            // Set-group-id without group execute, and the caller is of the group: others may follow.
+            return Ok(());
+        }
+        let now = clock::wall_time();
+        let record = self.meta.update(file.ino, Some(now), |record| {
+            record.attr.perm = perm_after_write(context, &record.attr);
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        })?;
+        if record.xattrs == forebay_meta::XattrState::Some {
+            match self.meta.xattr_remove(file.ino, b"security.capability", now) {
+                Ok(_) | Err(forebay_meta::Error::NoXattr) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
+        self.forget_object(file.ino, false);
+        Ok(())
+    }
+
+    /// Programs have a file open that the kernel writes for them without the daemon, so that nobody hears
+    /// of the write that takes new set-id bits away. It shows in the object, which is noted as it is.
+    fn watch_set_ids(&self, file: &File, privileged: bool) {
+        let unheard = |fh: &u64| {
+            self.handles.get(*fh).is_some_and(|handle| {
+                let passes = matches!(handle.mode, OpenMode::Passthrough { .. });
+                handle.write && passes && !handle.keeps_set_ids
+            })
+        };
+        let object = || {
+            let resident = self.residents.get(file.ino.0)?;
+            self.tiers[usize::from(resident.tier)].tier.open(file.ino.0).ok()
+        };
+        let writers = privileged.then(|| file.opens.lock().handles.iter().any(unheard));
+        let since = match writers.unwrap_or_default().then(object).flatten() {
+            None => None,
+            Some(object) => {
+                // Whatever is written from here on has another time, also by a coarse clock.
+                if object.stat().is_ok_and(|stat| is_fresh(stat.mtime)) {
+                    std::thread::sleep(CLOCK_STEP);
+                }
+                object.stat().ok().map(|stat| (stat.size, stat.mtime))
+            }
+        };
+        *file.set_ids_since.lock() = since;
+    }
+
+    /// As after a change of the mode, of a file whose open handles were another daemon's.
+    pub(crate) fn watch_taken_over(&self, ino: Ino) {
+        if let Some(file) =
+            self.files.peek(ino).filter(|file| file.privileged.load(Ordering::SeqCst))
+        {
+            self.watch_set_ids(&file, true);
+        }
+    }
+
+    /// Takes set-id bits away if the kernel has written a file without the daemon since they were set.
+    pub(crate) fn look_for_lost_set_ids(&self, file: &File) {
+        if file.set_ids_since.lock().is_none() {
+            return;
+        }
+        let Some(resident) = self.residents.get(file.ino.0) else { return };
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
+        let stat = tier.open(file.ino.0).and_then(|object| object.stat());
+        if stat.is_ok_and(|stat| has_lost_set_ids(file, &stat)) {
+            match self.kill_set_ids(&Context::DAEMON, file.ino) {
+                Ok(()) => *file.set_ids_since.lock() = None,
+                Err(error) => {
+                    tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
+                }
+            }
+        }
+    }
+
+    /// Bytes that only the tiers hold.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        let mut bytes = 0;
+        self.residents.for_each(|_, resident| {
+            bytes += if resident.dirty { resident.charged } else { 0 };
+        });
+        bytes
+    }
+}
+
+/// Size and time of the object or spill file are newer than the record, or the same. One that differs
+/// is that of a change, which nobody has noted yet; one that a program has set is in the record.
+pub(crate) fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
+    if attr.size != size || attr.mtime != mtime {
+        attr.ctime = attr.ctime.max(mtime);
+    }
+    (attr.size, attr.mtime) = (size, mtime);
+}
+
+/// Whether something that happens now may have the same time as what happened then.
+fn is_fresh(then: Timestamp) -> bool {
+    let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+    let age = nanos(clock::wall_time()) - nanos(then);
+    age < i128::try_from(CLOCK_STEP.as_nanos()).unwrap_or(0)
+}
+
+/// Whether an object was written since set-id bits were set that this takes away.
+fn has_lost_set_ids(file: &File, now: &Attributes) -> bool {
+    file.set_ids_since.lock().is_some_and(|since| since != (now.size, now.mtime))
+}
+
+/// Whether a write by somebody without privilege may change the mode. (File capabilities are the
+/// kernel's to notice: it asks for them and sends a SETATTR.)
+fn is_privileged(record: &Record) -> bool {
+    record.attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0
+}

@@ -1,0 +1,194 @@
+//! Where a file's bytes are: an object on a tier, and the base that fills its gaps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_store::{BackingFile, Header, Object, Presence};
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::Result;
+use crate::residency::data::BLOCK;
+use crate::residency::overlay::Spill;
+
+/// Where the bytes of one file are.
+#[derive(Default)]
+pub struct DataLocation {
+    /// Whether the rest was looked up since the file came into use.
+    pub loaded: bool,
+    /// The object on a tier, if any.
+    pub place: Option<TierObject>,
+    /// What the bytes are that the object does not hold.
+    pub base: Underlay,
+}
+
+/// An object on a tier.
+pub struct TierObject {
+    /// Which tier, 0 the fastest.
+    pub tier: u8,
+    /// The object. The node holds this one descriptor of it, so that a lease can prove that
+    /// nobody else has it open or mapped.
+    pub object: Arc<dyn Object>,
+    /// Which extents are there; `None` when all bytes are.
+    pub presence: Option<RwLock<Presence>>,
+    /// What it takes up of its tier's room.
+    pub charge: Charge,
+    /// Whether the header says dirty.
+    pub dirty: AtomicBool,
+    /// Whether the kernel was given the object for passthrough since it is in use: programs may
+    /// read it, or have it mapped, without asking.
+    pub passed: AtomicBool,
+    /// What of its header is durable.
+    pub headers: Headers,
+}
+
+impl TierObject {
+    /// Whether bytes of the file are neither in the object nor zeros, but those of a version below.
+    pub fn lacks_bytes(&self) -> bool {
+        self.presence.as_ref().is_some_and(|presence| {
+            let (presence, mut missing) = (presence.read(), Vec::new());
+            presence.missing_runs(0..presence.size(), &mut missing);
+            !missing.is_empty()
+        })
+    }
+}
+
+/// Whether an object has changes to a version of which it lacks bytes. Nothing may be known of that
+/// any more, after a conflict or because others have removed it; what it had is no zeros for that.
+pub(crate) fn is_built_upon_another(object: Option<&TierObject>) -> Result<bool> {
+    match object {
+        Some(place) if place.dirty.load(Ordering::Acquire) && place.lacks_bytes() => {
+            Ok(place.object.header()?.base.is_some())
+        }
+        _ => Ok(false),
+    }
+}
+
+/// How often the header of an object was written since the object is in use, and which of them a sync
+/// has covered. Bytes that are durable without the header that says so are lost with the power.
+#[derive(Default)]
+pub struct Headers {
+    written: AtomicU64,
+    durable: AtomicU64,
+    /// Whether the newest one says that a program has had the file synced.
+    says_synced: AtomicBool,
+}
+
+impl Headers {
+    /// To be called before a sync of the object, with its name and what says that there is no other
+    /// one; the result goes to [`Headers::synced`]. `None` if all of that is durable.
+    pub fn unsynced(&self) -> Option<u64> {
+        // The first one counts as well: it may be another daemon's.
+        let written = self.written.load(Ordering::Acquire) + 1;
+        (self.durable.load(Ordering::Acquire) < written).then_some(written)
+    }
+
+    /// Whether the header is known to say that a program has had the file synced.
+    pub fn say_synced(&self) -> bool {
+        self.says_synced.load(Ordering::Acquire)
+    }
+
+    /// What the header says of that.
+    pub fn hear_synced(&self, synced: bool) {
+        self.says_synced.store(synced, Ordering::Release);
+    }
+
+    /// The sync is done.
+    pub fn synced(&self, seen: u64) {
+        self.durable.fetch_max(seen, Ordering::AcqRel);
+    }
+}
+
+impl TierObject {
+    /// Writes the header of the object.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn set_header(&self, header: &Header) -> Result<()> {
+        let set = self.object.set_header(header);
+        self.headers.hear_synced(set.is_ok() && header.synced);
+        // After it: a sync that does not see this one is repeated. And after a failure, too.
+        self.headers.written.fetch_add(1, Ordering::AcqRel);
+        Ok(set?)
+    }
+
+    /// Bytes that the object and its map take up.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn allocated_bytes(&self) -> Result<u64> {
+        let map = self.presence.as_ref().map_or(0, |presence| presence.read().sidecar_bytes());
+        Ok(self.object.allocated_bytes()? + map)
+    }
+
+    /// Whether a write from `offset` to `end` needs no block that the object does not have.
+    pub fn has_blocks(&self, offset: u64, end: u64) -> bool {
+        let hole = self.object.seek_hole(offset);
+        matches!(hole, Ok(Some(hole)) if end <= hole.next_multiple_of(BLOCK))
+    }
+
+    /// The end of the blocks that a whole object has without a gap.
+    pub fn end_of_blocks(&self) -> u64 {
+        match (&self.presence, self.object.seek_hole(0)) {
+            (None, Ok(Some(hole))) => hole.next_multiple_of(BLOCK),
+            _ => 0,
+        }
+    }
+}
+
+/// What an object is charged, kept so that a write inside charged bytes asks nobody.
+///
+/// The charge is never below what the object and its map take up, but for what a passthrough writer
+/// does behind the daemon's back: it grows before the bytes are written, in whole blocks, and shrinks
+/// only while nobody writes ([`Node::true_up`](crate::Node)).
+#[derive(Default)]
+pub struct Charge {
+    /// Writes that end here or before are paid for.
+    pub paid_end: AtomicU64,
+    /// Bytes charged to the tier.
+    pub bytes: AtomicU64,
+    /// Held while the charge grows.
+    pub growing: Mutex<()>,
+}
+
+impl Charge {
+    /// A charge of `bytes` for an object whose bytes up to `end` are allocated.
+    pub fn new(bytes: u64, end: u64) -> Self {
+        Charge {
+            paid_end: AtomicU64::new(end),
+            bytes: AtomicU64::new(bytes),
+            growing: Mutex::new(()),
+        }
+    }
+
+    /// Bytes charged.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// What absent extents stand for.
+#[derive(Default)]
+pub enum Underlay {
+    /// Zeros: a file that the backing store does not have, or whose every byte is on the tier.
+    #[default]
+    Zeros,
+    /// The file in the backing store; opened at the first use.
+    Backing(Mutex<Option<Arc<dyn BackingFile>>>),
+    /// A spill file in the backing store: bytes for which no tier had room, over the published
+    /// version if there is one.
+    Spill(Arc<Spill>),
+}
+
+impl Underlay {
+    /// The backing file, not opened yet.
+    pub fn backing() -> Self {
+        Underlay::Backing(Mutex::new(None))
+    }
+
+    /// Whether it is the backing file that was opened as `file`, and no version that was put in its
+    /// place since.
+    pub fn is_opened_as(&self, file: &Arc<dyn BackingFile>) -> bool {
+        let Underlay::Backing(opened) = self else { return false };
+        opened.lock().as_ref().is_some_and(|now| Arc::ptr_eq(now, file))
+    }
+}

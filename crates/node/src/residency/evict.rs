@@ -1,0 +1,466 @@
+//! Making room: the steward decides, this does.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_core::steward::{Action, Event, Placement};
+use forebay_core::unit::{self, Bytes, Tick};
+use forebay_store::copy::{self, Cancel, Priority};
+use forebay_store::{ErrorClass, Header, Object, Presence};
+use forebay_types::Ino;
+
+use crate::context::Context;
+use crate::defects::BackgroundKind;
+use crate::error::Result;
+use crate::failpoints::fail_at;
+use crate::node::{Node, TierSlot};
+use crate::pool::Urgency;
+use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
+
+/// A writer waits this long for the next byte of room before it goes past the tiers.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
+const KEPT_LEAST: u64 = 2 << 20;
+const MAX_KEPT: u64 = 32 << 20;
+
+impl Node {
+    pub(crate) fn tick(&self) -> Tick {
+        Tick(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Tells the steward what happened and has its decisions carried out by others. The answer to a
+    /// `Wanted` is returned.
+    pub(crate) fn decide(&self, event: Event) -> Option<Placement> {
+        let mut actions = Vec::new();
+        self.step(event, &mut actions);
+        let mut placement = None;
+        for action in actions {
+            match action {
+                Action::Place { tier, bytes, .. } => {
+                    placement = Some(Placement::Tier(tier, bytes));
+                }
+                Action::Bypass { .. } => placement = Some(Placement::Bypass),
+                Action::Cancel { object } => self.fetches.cancel(object.0),
+                Action::Fetch { object, .. } => {
+                    self.fetches.expect(object.0);
+                    self.perform_later(action);
+                }
+                other => self.perform_later(other),
+            }
+        }
+        placement
+    }
+
+    /// Tells the steward what happened; what it decides is carried out after the next tick.
+    pub(crate) fn decide_later(&self, event: Event) {
+        let mut actions = Vec::new();
+        self.step(event, &mut actions);
+        self.put_off.lock().append(&mut actions);
+    }
+
+    fn step(&self, event: Event, actions: &mut Vec<Action>) {
+        let now = self.tick();
+        let before = actions.len();
+        let mut steward = self.steward.lock();
+        steward.step(now, &event, actions);
+        // Under the steward's lock: the log has the order of its decisions.
+        if let Some(log) = &self.event_log {
+            log.record(now, &event, &actions[before..]);
+        }
+    }
+
+    /// Has a decision carried out by a thread that may wait. The steward waits for an answer to
+    /// each, so that none may be lost: what finds no place in the pool waits for the next tick. At
+    /// most one waits for each object.
+    fn perform_later(&self, action: Action) {
+        if !self.later(move |node| node.perform(action)) {
+            self.put_off.lock().push(action);
+        }
+    }
+
+    /// Offers the decisions that were put off to the pool again.
+    pub(crate) fn perform_put_off(&self) {
+        for action in std::mem::take(&mut *self.put_off.lock()) {
+            self.perform_later(action);
+        }
+    }
+
+    /// Runs `job` on a thread that may wait; false if the pool is full or closed.
+    pub(crate) fn later(&self, job: impl FnOnce(&Node) + Send + 'static) -> bool {
+        let Some(node) = self.this.upgrade() else { return true };
+        self.slow.run(Urgency::Background, move || job(&node)).is_ok()
+    }
+
+    /// Carries out a decision and reports what came of it.
+    pub(crate) fn perform(&self, action: Action) {
+        // What is set aside is refused.
+        let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
+            let done = self.attempt(BackgroundKind::Tiering, object.0, work);
+            (object, done.unwrap_or(Ok(false)))
+        };
+        let (object, done) = match action {
+            Action::Evict { object, tier } => {
+                tiering(object, &|| self.evict(Ino(object.0), tier.0))
+            }
+            Action::Truncate { object, tier, keep } => {
+                tiering(object, &|| self.evict_tail(Ino(object.0), tier.0, keep.0))
+            }
+            Action::Demote { object, from, to } | Action::Promote { object, from, to } => {
+                tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
+            }
+            Action::Flush { object } => {
+                self.reconciler.wanted.lock().insert(object.0);
+                self.reconcile_later(Ino(object.0), Duration::ZERO);
+                (object, Ok(true))
+            }
+            Action::Fetch { object, tier, bytes } => {
+                return self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
+            }
+            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return,
+        };
+        match done {
+            Ok(true) => {}
+            Ok(false) => {
+                self.decide(Event::Refused { object });
+            }
+            Err(error) => {
+                tracing::warn!(object = object.0, %error, "a decision could not be carried out");
+                self.decide(Event::Refused { object });
+            }
+        }
+    }
+
+    /// Charges `bytes` to a tier if both its configured size and its file system have them. The last
+    /// bytes of the file system are left to the metadata, whoever took the others.
+    #[must_use]
+    pub(crate) fn take_room(&self, tier: u8, bytes: u64) -> bool {
+        if self.tier_has_failed(tier) {
+            return false;
+        }
+        bytes == 0 || self.free_on_disk(tier) >= bytes && self.slot(tier).room.take(bytes)
+    }
+
+    fn free_on_disk(&self, tier: u8) -> u64 {
+        let Ok(usage) = self.slot(tier).tier.usage() else { return 0 };
+        usage.free.saturating_sub((usage.total / 32).clamp(KEPT_LEAST, MAX_KEPT))
+    }
+
+    /// Bytes that may still be charged to a tier.
+    fn free_on(&self, tier: u8) -> u64 {
+        self.slot(tier).room.free().min(self.free_on_disk(tier))
+    }
+
+    fn slot(&self, tier: u8) -> &TierSlot {
+        &self.tiers[usize::from(tier)]
+    }
+
+    /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
+    /// flushes as long as they bring something. Where they do not (all is open, or the backing store
+    /// is too slow), only the first writer waits, and those after it go past the tier at once.
+    pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
+        let room = &self.tiers[usize::from(tier)].room;
+        let limit = Instant::now() + self.config.backing_timeout;
+        self.discard_removed();
+        loop {
+            if self.free_on(tier) >= need {
+                return true;
+            }
+            if need > room.size() || Instant::now() >= limit {
+                return false;
+            }
+            let before = room.used();
+            let mut actions = Vec::new();
+            let missing = need.saturating_sub(self.free_on(tier)).max(1);
+            self.step(
+                Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) },
+                &mut actions,
+            );
+            let mut flushing = false;
+            for action in actions {
+                flushing |= matches!(action, Action::Flush { .. });
+                self.perform(action);
+            }
+            if room.used() < before {
+                continue;
+            }
+            let may_come = flushing || !self.reconciler_is_idle();
+            if !may_come || !room.is_worth_waiting() {
+                return self.free_on(tier) >= need;
+            }
+            if !room.wait(PATIENCE) && room.used() >= before {
+                room.waited_in_vain();
+                return self.free_on(tier) >= need;
+            }
+        }
+    }
+
+    /// As [`Node::free_room`], but waits for nothing.
+    pub(crate) fn free_room_at_once(&self, tier: u8, need: u64) -> bool {
+        self.discard_removed();
+        if self.free_on(tier) < need {
+            let missing = need - self.free_on(tier);
+            let mut actions = Vec::new();
+            let pressure = Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) };
+            self.step(pressure, &mut actions);
+            actions.into_iter().for_each(|action| self.perform(action));
+        }
+        self.free_on(tier) >= need
+    }
+
+    /// Removes an object; an error that comes after the deed is none.
+    pub(crate) fn remove_object(&self, tier: u8, ino: Ino) -> Result<()> {
+        let tier = &*self.slot(tier).tier;
+        match tier.remove(ino.0) {
+            Err(error)
+                if !tier.open(ino.0).is_err_and(|look| look.class() == ErrorClass::NotFound) =>
+            {
+                Err(error.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a clean object that nobody uses; false when that is not so.
+    fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
+        let file = self.files.get(ino);
+        let mut location = file.location.write();
+        // Only under the lock: it may have been written, closed and moved since this was decided.
+        let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == tier) else {
+            drop(location);
+            if self.residents.get(ino.0).is_none() {
+                self.decide(Event::Removed { object: ino });
+            }
+            return Ok(true);
+        };
+        if resident.dirty {
+            self.decide(Event::Dirty { object: ino });
+            return Ok(false);
+        }
+        let kept = match self.meta.get(ino) {
+            Ok(record) => record.dirty || record.pinned,
+            Err(error) => !matches!(error, forebay_meta::Error::Stale(_)),
+        };
+        if file.is_open() || kept {
+            return Ok(false);
+        }
+        let slot = &self.tiers[usize::from(tier)];
+        let object = match &location.place {
+            Some(place) => place.object.clone(),
+            None => slot.tier.open(ino.0)?,
+        };
+        // A mapping outlives its open file: stores into it would be lost.
+        let unused = match object.exclusive() {
+            Ok(lease) => lease.is_some(),
+            Err(_) => self.config.passthrough == crate::Passthrough::Off,
+        };
+        if !unused {
+            return Ok(false);
+        }
+        fail_at!("node.evict.before_remove");
+        self.remove_object(tier, ino)?;
+        fail_at!("node.evict.after_remove");
+        let place = location.place.take();
+        location.loaded = false;
+        self.metrics.evictions.inc();
+        self.metrics.evicted_bytes.add(resident.charged);
+        fail::fail_point!("node.evict.before_forget");
+        // Before the next one comes to the file: it may bring an object of its own.
+        self.forget_resident(ino, place.as_ref());
+        drop(location);
+        Ok(true)
+    }
+
+    /// Keeps only the first bytes of a clean object.
+    fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
+        let extent = self.config.extent_bytes;
+        let file = self.files.get(ino);
+        self.load(&Context::DAEMON, &file)?;
+        let mut location = file.location.write();
+        // Only under the lock: it may have been written, closed and published since this was decided.
+        let record = self.meta.get(ino)?;
+        // Whole extents, and at least one goes: what is asked for is not there otherwise.
+        let keep = keep.min(record.attr.size.saturating_sub(1)) / extent * extent;
+        if keep == 0 {
+            drop(location);
+            return self.evict(ino, tier);
+        }
+        if file.is_open() || record.dirty || record.pinned {
+            return Ok(false);
+        }
+        let Some(place) = location.place.as_mut().filter(|place| place.tier == tier) else {
+            return Ok(false);
+        };
+        if place.dirty.load(Ordering::Acquire) || self.maybe_mapped(place) {
+            return Ok(false);
+        }
+        if place.presence.is_none() {
+            let map = Presence::sidecar_bytes_for(extent, record.attr.size);
+            if !self.take_room(tier, map) {
+                return Ok(false);
+            }
+            place.charge.bytes.fetch_add(map, Ordering::AcqRel);
+            let slot = &self.tiers[usize::from(tier)].tier;
+            let mut presence = slot.create_map(ino.0, extent, record.attr.size)?;
+            presence.mark_clean(0..record.attr.size)?;
+            let moves = place.object.header()?.moves;
+            place.set_header(&Header { moves, ..self.header_for(&record, false, false) })?;
+            place.presence = Some(parking_lot::RwLock::new(presence));
+            place.charge.paid_end.store(0, Ordering::Release);
+        }
+        let runs = match &place.presence {
+            Some(presence) => presence.write().clear(keep..record.attr.size)?,
+            None => Vec::new(),
+        };
+        fail_at!("node.evict.tail");
+        for run in runs {
+            place.object.punch(run.start, run.end - run.start)?;
+        }
+        location.base = Underlay::backing();
+        if let Some(place) = &location.place {
+            self.true_up(&file, place)?;
+        }
+        Ok(true)
+    }
+
+    /// Moves an object that nobody uses to another tier, dirty or not.
+    fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
+        let file = self.files.get(ino);
+        self.load(&Context::DAEMON, &file)?;
+        let mut location = file.location.write();
+        let Some(place) = location.place.as_ref().filter(|place| place.tier == from) else {
+            return Ok(false);
+        };
+        if file.is_open() || place.presence.is_some() || self.maybe_mapped(place) {
+            return Ok(false);
+        }
+        let target = &self.tiers[usize::from(to)];
+        let (charged, dirty) = (place.charge.bytes(), place.dirty.load(Ordering::Acquire));
+        if !self.take_room(to, charged) {
+            return Ok(false);
+        }
+        let (object, size) = match self.copy_to_tier(ino, place, to) {
+            Ok(copied) => copied,
+            Err(error) => {
+                target.room.give(charged);
+                self.take_back_move(ino, place, to)?;
+                return Err(error);
+            }
+        };
+        let old = &self.tiers[usize::from(from)];
+        // Times that are set from here on are set on the new one.
+        let _one_at_a_time = file.times.lock();
+        let moved = self.complete_move(ino, place, (&*object, to)).and_then(|()| {
+            fail_at!("node.move.before_remove");
+            Ok(old.tier.remove(ino.0)?)
+        });
+        if let Err(error) = moved
+            // An error may come after the deed.
+            && !old.tier.open(ino.0).is_err_and(|error| error.class() == ErrorClass::NotFound)
+        {
+            target.room.give(charged);
+            self.take_back_move(ino, place, to)?;
+            return Err(error);
+        }
+        if dirty && let Err(error) = old.tier.settle_removals(ino.0) {
+            // After a power cut it may be back: it was moved less often, and does not count.
+            tracing::warn!(%ino, %error, "the removal of an object is not durable yet");
+        }
+        old.room.give_all(charged);
+        let place = TierObject {
+            tier: to,
+            object,
+            presence: None,
+            charge: Charge::new(charged, if size <= charged { size } else { 0 }),
+            dirty: dirty.into(),
+            passed: false.into(),
+            headers: Headers::default(),
+        };
+        self.set_resident(ino, &place);
+        self.announce_resident(ino, &place);
+        location.place = Some(place);
+        self.metrics.demotions.add(1);
+        Ok(true)
+    }
+
+    /// Copies a whole object to another tier, where it is nothing until [`Node::complete_move`].
+    fn copy_to_tier(&self, ino: Ino, place: &TierObject, to: u8) -> Result<(Arc<dyn Object>, u64)> {
+        let header = place.object.header()?;
+        // Neither whole nor with a map nor dirty.
+        let begun = Header { whole: false, dirty: false, writing: false, ..header };
+        let object = self.create_object(to, ino.0, &begun)?;
+        let stat = place.object.stat()?;
+        let limits = self.limits(Priority::Rebalance);
+        copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
+        object.set_len(stat.size)?;
+        if place.dirty.load(Ordering::Acquire) {
+            object.sync(false)?;
+        }
+        fail_at!("node.move.copied");
+        Ok((object, stat.size))
+    }
+
+    /// The copy on another tier counts from here on, and no longer the object that it was made of. If
+    /// it is dirty, bytes and header are durable there in this order, before the other one goes.
+    fn complete_move(
+        &self,
+        ino: Ino,
+        place: &TierObject,
+        (object, to): (&dyn Object, u8),
+    ) -> Result<()> {
+        let stat = place.object.stat()?;
+        object.set_times(Some(stat.atime), Some(stat.mtime))?;
+        let mut header = place.object.header()?;
+        header.whole = true;
+        header.moves += 1;
+        object.set_header(&header)?;
+        if place.dirty.load(Ordering::Acquire) {
+            object.sync(false)?;
+            self.tiers[usize::from(to)].tier.sync_dir(ino.0)?;
+        }
+        fail_at!("node.move.whole");
+        Ok(())
+    }
+
+    /// An object stays where it is. If what was made of it elsewhere can't be removed, it must not
+    /// count any more, for it will be the older of the two.
+    fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
+        match self.tiers[usize::from(to)].tier.remove(ino.0) {
+            Err(error) if error.class() != ErrorClass::NotFound => {
+                tracing::warn!(%ino, %error, "the rest of a move can't be removed");
+                self.edit_header(place, |header| {
+                    header.moves += 2;
+                    Ok(())
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a file back before its copy goes, for `forebay evict`; false if a program has it open, so
+    /// that the copy stays.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn write_back_unused(&self, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        if file.is_open() {
+            return Ok(false);
+        }
+        // It may be mapped still.
+        self.reconcile_open(&file)?;
+        Ok(true)
+    }
+
+    /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn evict_file(&self, ino: Ino) -> Result<bool> {
+        match self.residents.get(ino.0) {
+            Some(resident) => self.evict(ino, resident.tier),
+            None => Ok(true),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What removed files leave on the tiers, taken away behind the back of those who removed them.
+//!
+//! The namespace has forgotten such a file; to remove its object is housekeeping that grows with the
+//! file. If the daemon dies before it is done, the next start finds objects without a record. A clean
+//! one is a copy and goes. A dirty one goes only if it was noted before (`removed` in the state
+//! directory, 8 bytes a file): without a note it may be that the namespace has lost its record, and it
+//! is set aside. Bytes that the backing store lacks stay until the namespace is durable: many files
+//! share one sync of it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_types::Ino;
+use parking_lot::Mutex;
+
+use crate::defects::BackgroundKind;
+use crate::node::Node;
+use crate::writeback::upkeep::Step;
+
+/// Files that may wait; more are taken away by those who remove them.
+const MOST: usize = 4096;
+/// Pause in which others come together: to wake a thread for each costs more than the work.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Name of the file with the notes, in the state directory.
+const NOTES: &str = "removed";
+/// Notes that are done with are forgotten when there are so many bytes of them.
+const MAX_NOTES: u64 = 1 << 20;
+
+/// Removed files whose bytes are still there.
+#[derive(Default)]
+pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>, Spills, Mutex<Tombs>);
+
+/// In a cluster, dirty files of which the namespace has no record. One that this node has released was
+/// removed; of any other it is not known that it was, as nobody else removes the record of a file
+/// that this node owns: the metadata servers have lost it.
+#[derive(Default)]
+struct Tombs {
+    removed: HashSet<u64>,
+    missing: HashMap<u64, Instant>,
+}
+
+/// Whoever removes a file notes it right after its record has gone.
+const NOTED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Spill files that nobody needs any more.
+#[derive(Default)]
+struct Spills {
+    due: Mutex<HashSet<u64>>,
+    /// Held by whoever removes them.
+    at_it: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    files: VecDeque<Ino>,
+    /// A job sees to them.
+    attended: bool,
+}
+
+impl Node {
+    /// Which files the last daemon had removed, by its notes; those of this one come after them.
+    pub(crate) fn begin_removal_notes(&self) -> HashSet<u64> {
+        let path = self.state_dir.join(NOTES);
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        match OpenOptions::new().append(true).create(true).mode(0o600).open(&path) {
+            Ok(file) => drop(self.removals.1.set(file)),
+            Err(error) => tracing::warn!(%error, "removed files can't be noted"),
+        }
+        bytes
+            .chunks_exact(8)
+            .filter_map(|note| note.try_into().ok())
+            .map(u64::from_le_bytes)
+            .collect()
+    }
+
+    /// All that was noted is gone.
+    pub(crate) fn forget_removal_notes(&self) {
+        if let Some(file) = self.removals.1.get() {
+            drop(file.set_len(0));
+        }
+    }
+
+    /// Notes that a file was removed, if what it leaves would be taken for the only copy.
+    pub(crate) fn note_removed(&self, ino: Ino) {
+        if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
+            return;
+        }
+        if self.is_clustered() {
+            self.removals.3.lock().removed.insert(ino.0);
+        }
+        if let Some(mut file) = self.removals.1.get() {
+            // Without a note it is set aside, should the daemon die now.
+            drop(file.write_all(&ino.0.to_le_bytes()));
+        }
+    }
+
+    /// The namespace has no record of a file that nobody uses: its bytes go, if nothing speaks for that
+    /// they are the only copy of what was written here.
+    pub(crate) fn discard_missing(&self, ino: Ino) {
+        let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        let mut tombs = self.removals.3.lock();
+        if !self.is_clustered() || !dirty || tombs.removed.contains(&ino.0) {
+            drop(tombs);
+            return self.discard_data(ino);
+        }
+        tombs.missing.entry(ino.0).or_insert_with(Instant::now);
+    }
+
+    /// The bytes of a file go: it is no longer missing.
+    pub(crate) fn forget_tomb(&self, ino: Ino) {
+        let mut tombs = self.removals.3.lock();
+        tombs.removed.remove(&ino.0);
+        tombs.missing.remove(&ino.0);
+    }
+
+    /// Sets aside the dirty objects of files whose records are missing, and names them.
+    pub(crate) fn set_missing_aside(&self) {
+        let due: Vec<u64> = {
+            let tombs = self.removals.3.lock();
+            let due = |since: &&Instant| since.elapsed() >= NOTED_WITHIN;
+            tombs.missing.iter().filter(|(_, since)| due(since)).map(|(ino, _)| *ino).collect()
+        };
+        if due.is_empty() {
+            return;
+        }
+        for number in due {
+            let ino = Ino(number);
+            let gone = matches!(self.meta.get_now(ino), Err(forebay_meta::Error::Stale(_)));
+            let removed = self.removals.3.lock().removed.contains(&number);
+            self.removals.3.lock().missing.remove(&number);
+            if removed || !gone || self.is_open(ino) {
+                // Whoever uses it comes by here again.
+                continue;
+            }
+            let file = self.files.get(ino);
+            let mut location = file.location.write();
+            let Some(resident) = self.residents.get(number).filter(|found| found.dirty) else {
+                continue;
+            };
+            let place = location.place.take();
+            location.base = crate::residency::data_location::Underlay::default();
+            location.loaded = true;
+            let why = "the metadata servers have lost its record";
+            self.set_object_aside(usize::from(resident.tier), ino, why);
+            self.forget_resident(ino, place.as_ref());
+        }
+        self.count_set_aside();
+    }
+
+    /// Drops the bytes of a removed file that nobody uses, in a moment.
+    pub(crate) fn discard_soon(&self, ino: Ino) {
+        self.note_removed(ino);
+        let mut waiting = self.removals.0.lock();
+        if waiting.files.len() >= MOST {
+            drop(waiting);
+            return self.discard_data(ino);
+        }
+        waiting.files.push_back(ino);
+        let start = !std::mem::replace(&mut waiting.attended, true);
+        drop(waiting);
+        if start && !self.later(Node::attend_to_removals) {
+            self.removals.0.lock().attended = false;
+            self.discard_removed();
+        }
+    }
+
+    /// Removes the spill file of a removed file, in a moment.
+    pub(crate) fn drop_spill_soon(&self, ino: Ino) {
+        self.removals.2.due.lock().insert(ino.0);
+        self.drop_spills_later();
+    }
+
+    /// Removes the spill file of a file that has let go of it; where that fails, it is tried again, which
+    /// nobody waits for.
+    pub(crate) fn drop_spill_or_later(&self, ino: Ino) {
+        if let Err(error) = self.drop_spill(ino) {
+            tracing::debug!(%ino, %error, "a spill file that nobody needs goes later");
+            self.removals.2.due.lock().insert(ino.0);
+        }
+    }
+
+    /// A file is about to have a spill file again, which must not go with the one before.
+    pub(crate) fn keep_spill(&self, ino: Ino) {
+        let _nobody_at_it = self.removals.2.at_it.lock();
+        self.removals.2.due.lock().remove(&ino.0);
+    }
+
+    /// Has the spill files removed that are due, also those that the backing store did not give up
+    /// before.
+    pub(crate) fn drop_spills_later(&self) {
+        if !self.removals.2.due.lock().is_empty() {
+            // Without a thread for it: at the next tick.
+            let _found_one = self.later(|node| node.keep_up(Step::Spills));
+        }
+    }
+
+    /// Removes the spill files that are due; waits for others who are at it `until` then at most.
+    pub(crate) fn drop_spills(&self, until: Instant) {
+        let Some(_at_it) = self.removals.2.at_it.try_lock_until(until) else { return };
+        let due = std::mem::take(&mut *self.removals.2.due.lock());
+        for ino in due {
+            if let Err(error) = self.drop_spill(Ino(ino)) {
+                tracing::debug!(ino, %error, "the spill file of a removed file goes later");
+                self.removals.2.due.lock().insert(ino);
+            }
+        }
+    }
+
+    /// Removes files of the daemon's own that the backing store did not give up before.
+    pub(crate) fn remove_strays(&self) {
+        match self.backing.remove_strays() {
+            Ok(cleaned) => crate::lifecycle::recover::tell_displaced(&cleaned.kept),
+            Err(error) => tracing::debug!(%error, "what is left in the private area goes later"),
+        }
+    }
+
+    fn attend_to_removals(&self) {
+        loop {
+            std::thread::sleep(GATHER);
+            self.discard_removed();
+            let mut waiting = self.removals.0.lock();
+            // A daemon that comes to rest does not wait for its users to pause.
+            if waiting.files.is_empty() || self.stopping.load(Ordering::Acquire) {
+                waiting.attended = false;
+                let notes = self.removals.1.get().and_then(|file| file.metadata().ok());
+                if notes.is_some_and(|notes| notes.len() > MAX_NOTES) {
+                    self.forget_removal_notes();
+                }
+                return;
+            }
+        }
+    }
+
+    /// Drops the bytes of all removed files now: somebody needs their room, or the daemon ends.
+    pub(crate) fn discard_removed(&self) {
+        loop {
+            let files = std::mem::take(&mut self.removals.0.lock().files);
+            let dirty = |ino: &Ino| self.residents.get(ino.0).is_some_and(|found| found.dirty);
+            let durable = !files.iter().any(dirty) || self.meta.sync().is_ok();
+            if files.is_empty() {
+                return;
+            }
+            // Opened at the last moment: whoever did discards the data at the end.
+            for ino in files.into_iter().filter(|ino| !self.is_open(*ino)) {
+                // What is set aside is found by the next start.
+                self.attempt(BackgroundKind::Tiering, ino.0, || match durable {
+                    true => self.discard_forgotten(ino),
+                    false => self.discard_data(ino),
+                });
+            }
+        }
+    }
+}

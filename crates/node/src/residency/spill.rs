@@ -1,0 +1,728 @@
+//! Writes that no tier has room for: room is made, and where that fails the bytes go to a spill file
+//! in the backing store at once, so that a full tier is never the writer's problem.
+
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_meta::{Link, Queue, Record};
+use forebay_store::backing::Access;
+use forebay_store::{Attributes, Bytes, ErrorClass, Header, Presence, StoreError};
+use forebay_types::{Fingerprint, Ino, Timestamp};
+use parking_lot::RwLock;
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::metrics::Source;
+use crate::node::Node;
+use crate::residency::charge::blocks_of_gap_write;
+use crate::residency::data::BLOCK;
+use crate::residency::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
+use crate::residency::doubt::open_below;
+use crate::residency::files::{File, FileRef};
+use crate::residency::overlay::Spill;
+use crate::residency::room::no_room;
+
+/// An object is begun on a tier only if this much can be charged at once: a block for its header,
+/// where the file system keeps that outside the inode, and one for its first bytes.
+const BEGIN: u64 = 2 * BLOCK;
+
+impl Node {
+    /// Gives a file without bytes an object on the fastest tier that has room; says whether one
+    /// had.
+    pub(crate) fn ensure_place(&self, file: &FileRef, record: &Record) -> Result<bool> {
+        // A fetch under way makes an object of the same name.
+        let Some(_alone) = file.fetching.try_lock() else { return Ok(false) };
+        let mut location = file.location.write();
+        if location.place.is_some() {
+            return Ok(true);
+        }
+        if !self.begins_empty(file.ino, &location)? {
+            return Ok(false);
+        }
+        for (index, slot) in self.tiers.iter().enumerate() {
+            let tier = u8::try_from(index).unwrap_or(u8::MAX);
+            if !self.take_room(tier, BEGIN) {
+                continue;
+            }
+            // As it is now: a version may be about to appear, which the object must know.
+            let now = self.meta.get(file.ino)?;
+            let pending = now.backing.pending;
+            let header = Header { pending, ..self.header_for(record, true, true) };
+            let object = match self.create_object(tier, file.ino.0, &header) {
+                Ok(object) => object,
+                Err(error) => {
+                    slot.room.give(BEGIN);
+                    // The rest of an object without a header is nothing.
+                    drop(slot.tier.remove(file.ino.0));
+                    let failed = matches!(&error, crate::error::NodeError::Store(error)
+                        if self.is_tiers_failure(tier, error));
+                    if is_no_room(&error) || failed {
+                        continue;
+                    }
+                    return Err(error);
+                }
+            };
+            let place = TierObject {
+                tier,
+                object,
+                presence: None,
+                charge: Charge::new(BEGIN, BLOCK),
+                dirty: true.into(),
+                passed: false.into(),
+                headers: Headers::default(),
+            };
+            self.set_resident(file.ino, &place);
+            self.announce_resident(file.ino, &place);
+            (location.place, location.base) = (Some(place), Underlay::Zeros);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Whether the bytes of a file without an object are zeros, so that an object can be begun without
+    /// the backing store: the file is new, or was empty there when it was last looked at.
+    pub(crate) fn begins_empty(&self, ino: Ino, location: &DataLocation) -> Result<bool> {
+        Ok(match location.base {
+            Underlay::Zeros => true,
+            Underlay::Spill(_) => false,
+            Underlay::Backing(_) => {
+                let record = self.meta.get(ino)?;
+                let empty = record.backing.fingerprint.is_some_and(|there| there.size == 0);
+                empty && !record.dirty && !record.spilled
+            }
+        })
+    }
+
+    /// Writes when the short way was barred: absent extents are fetched or passed over, room is
+    /// made, and what still has none goes to the base.
+    pub(crate) fn write_the_hard_way(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        let end = offset + data.len() as u64;
+        let record = self.meta.get(file.ino)?;
+        fail_at!("node.spill.begin");
+        let tier = file.location.read().place.as_ref().map_or(0, |place| place.tier);
+        for attempt in 0..2 {
+            let room_needed = data.len() as u64 + (1 << 20);
+            if attempt == 1 && !self.free_room(tier, room_needed) {
+                break;
+            }
+            if file.location.read().place.is_none() {
+                drop(file.fetching.lock());
+                self.ensure_place(file, &record)?;
+            }
+            let location = file.location.write();
+            self.check_wanted(context)?;
+            if let Some(place) = &location.place {
+                // Charges of writes that were repeated go, for nobody else writes now.
+                self.true_up(file, place)?;
+                self.check_rest_below(file, &location, place)?;
+                if self.fetch_edges(file, &location, place, offset, end)?
+                    && let Some(written) = self.write_exclusively(file, place, offset, data)?
+                {
+                    return Ok(written);
+                }
+            }
+        }
+        let mut location = file.location.write();
+        self.check_wanted(context)?;
+        self.write_around(file, &mut location, offset, data)
+    }
+
+    /// Fetches the absent extents that a write covers only in part. Says whether the write may go
+    /// to the object then.
+    pub(crate) fn fetch_edges(
+        &self,
+        file: &File,
+        location: &DataLocation,
+        place: &TierObject,
+        offset: u64,
+        end: u64,
+    ) -> Result<bool> {
+        let Some(presence) = &place.presence else { return Ok(true) };
+        let mut runs = Vec::new();
+        presence.read().fill_before_write(offset..end, &mut runs);
+        for run in runs {
+            let len = run.end - run.start;
+            let charge = len.next_multiple_of(BLOCK);
+            if !self.take_room(place.tier, charge) {
+                return Ok(false);
+            }
+            place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
+            let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+            let read = self.read_base(file, &location.base, run.start, &mut bytes)?;
+            bytes[read..].fill(0);
+            if let Underlay::Backing(opened) = &location.base {
+                let base = self.opened_base(file, opened)?;
+                self.check_version(file.ino, &*base)?;
+            }
+            if write_all(&*place.object, &bytes, run.start)?.is_none() {
+                return Ok(false);
+            }
+            presence.write().mark_clean(run)?;
+        }
+        Ok(true)
+    }
+
+    /// Writes into the object while nobody else touches the file; `None` without room.
+    fn write_exclusively(
+        &self,
+        file: &File,
+        place: &TierObject,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
+        let end = offset + data.len() as u64;
+        if !self.pay(place, offset, end) {
+            return Ok(None);
+        }
+        self.mark_dirty(file, place)?;
+        file.count_write();
+        let Some(written) = write_all(&*place.object, data, offset)? else { return Ok(None) };
+        if let Some(presence) = &place.presence {
+            presence.write().mark_dirty(offset..end)?;
+        }
+        Ok(Some(written))
+    }
+
+    /// Sends a write past the tiers, to the file's spill file. Extents on the tier that it touches
+    /// move there first.
+    fn write_around(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        if let Some(place) = &location.place
+            && self.is_read_by_the_kernel(file, place)
+        {
+            return self.write_under_readers(file, place, offset, data);
+        }
+        let end = offset + data.len() as u64;
+        let written = self.change_around(file, location, offset..end, |spill| {
+            self.write_spill(file, spill, offset, data)
+        })?;
+        self.metrics.bytes.of(Source::Spill).add(written as u64);
+        Ok(written)
+    }
+
+    /// Makes zeros of a range past the tiers, as [`Node::write_around`] writes. Not of an object that
+    /// the kernel reads by itself.
+    pub(crate) fn zero_around(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        range: Range<u64>,
+    ) -> Result<()> {
+        self.change_around(file, location, range.clone(), |spill| {
+            self.zero_spill(file, spill, range)
+        })
+    }
+
+    /// Changes a range of a file in its spill file, which has those extents from then on.
+    fn change_around<T>(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        Range { start: offset, end }: Range<u64>,
+        change: impl FnOnce(&Spill) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(place) = &location.place {
+            // First: a clean object may go at any time, and its bytes with it.
+            self.mark_dirty(file, place)?;
+        }
+        let spill = self.ensure_spill(file, location)?;
+        if location.place.is_some() {
+            match self.yield_range(file, location, &spill, offset, end) {
+                Err(error) if is_no_room(&error) => self.evacuate(file, location, &spill)?,
+                other => other?,
+            }
+        }
+        file.count_write();
+        let changed = change(&spill)?;
+        fail_at!("node.spill.written");
+        if let Some(place) = &location.place {
+            if let Some(presence) = &place.presence {
+                let mut presence = presence.write();
+                presence.leave_to_base(offset..end)?;
+                let size = presence.size();
+                drop(presence);
+                if place.object.len()? < size {
+                    place.object.set_len(size)?;
+                }
+            }
+            place.object.set_times(None, Some(crate::clock::wall_time()))?;
+        }
+        Ok(changed)
+    }
+
+    /// Whether programs may read the object without asking the daemon, so that its bytes can't move:
+    /// a passthrough open lives, or a mapping that outlasted one.
+    fn is_read_by_the_kernel(&self, file: &File, place: &TierObject) -> bool {
+        file.opens.lock().passes_to_object()
+            || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
+    }
+
+    /// Whether a mapping of the object may live that outlasted a passthrough open, and that may be
+    /// stored into.
+    pub(crate) fn is_mapped_by_the_kernel(&self, file: &File) -> Result<bool> {
+        if self.passthrough_refusal().is_some() {
+            return Ok(false);
+        }
+        // It may be in use by nobody else.
+        self.load(&Context::DAEMON, file)?;
+        let location = file.location.read();
+        Ok(location.place.as_ref().is_some_and(|place| self.maybe_stored_into(file, place)))
+    }
+
+    /// Writes for which no room could be made into an object that the kernel reads by itself. The
+    /// kernel gives up a passthrough file only at its last close, and what it reads until then is
+    /// the object: so the bytes go there, over the tier's size by what the file grows, and only a
+    /// full device refuses them. What is overwritten needs no room.
+    fn write_under_readers(
+        &self,
+        file: &File,
+        place: &TierObject,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        let end = offset + data.len() as u64;
+        if !self.pay(place, offset, end) {
+            let bytes = blocks_of_gap_write(place, offset, end);
+            self.tiers[usize::from(place.tier)].room.force(bytes);
+            place.charge.bytes.fetch_add(bytes, Ordering::AcqRel);
+        }
+        self.mark_dirty(file, place)?;
+        file.count_write();
+        write_all_or_fail(&*place.object, data, offset)
+    }
+
+    /// Prepares an object for bytes of a range that will be in the base.
+    fn yield_range(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        spill: &Spill,
+        offset: u64,
+        end: u64,
+    ) -> Result<()> {
+        let Some(place) = &mut location.place else { return Ok(()) };
+        self.make_partial(file, place)?;
+        cut_base(place, spill)?;
+        self.move_out(file, place, spill, offset, end)
+    }
+
+    /// The tier has not even room to note which bytes it has: all of them go to the spill file, and
+    /// the object goes.
+    pub(crate) fn evacuate(
+        &self,
+        file: &File,
+        location: &mut DataLocation,
+        spill: &Spill,
+    ) -> Result<()> {
+        let Some(place) = &location.place else { return Ok(()) };
+        let stat = place.object.stat()?;
+        cut_base(place, spill)?;
+        let mut absent = Vec::new();
+        if let Some(presence) = &place.presence {
+            presence.read().missing_runs(0..stat.size, &mut absent);
+        }
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        absent.push(stat.size..stat.size);
+        for run in absent {
+            while at < run.start {
+                let want = buffer.len().min(usize::try_from(run.start - at).unwrap_or(usize::MAX));
+                let read = place.object.read_at(&mut buffer[..want], at)?;
+                buffer[read..want].fill(0);
+                self.write_spill(file, spill, at, &buffer[..want])?;
+                at += want as u64;
+            }
+            at = run.end;
+        }
+        spill.set_len(stat.size)?;
+        spill.sync(false)?;
+        // The record first: until the object is gone, a restart finds all bytes in it as well.
+        self.meta.update(file.ino, None, |record| {
+            record.attr.size = stat.size;
+            record.attr.mtime = stat.mtime;
+            record.spilled = true;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        self.meta.sync()?;
+        fail_at!("node.spill.evacuated");
+        self.remove_object(place.tier, file.ino)?;
+        self.forget_resident(file.ino, location.place.take().as_ref());
+        Ok(())
+    }
+
+    /// The spill file of a file, made and noted if there is none yet. A version that the backing
+    /// store has stays as it is and shows through. The caller has the location for itself.
+    pub(crate) fn ensure_spill(
+        &self,
+        file: &File,
+        location: &mut DataLocation,
+    ) -> Result<Arc<Spill>> {
+        let over = match &location.base {
+            Underlay::Spill(spill) => return Ok(spill.clone()),
+            Underlay::Zeros => None,
+            Underlay::Backing(_) => match &location.place {
+                // Every byte is in the object.
+                Some(place) if place.presence.is_none() => None,
+                Some(TierObject { presence: Some(presence), .. }) => {
+                    Some(presence.read().base_limit())
+                }
+                // By the record as it is now: one that the caller has from before it had the
+                // location may be older than the version, and a part of the file be cut with it.
+                _ => Some(self.meta.get(file.ino)?.attr.size),
+            },
+        };
+        let spill = Arc::new(self.make_spill(file.ino, over).inspect_err(|_| {
+            // Nobody knows of it.
+            self.drop_spill_or_later(file.ino);
+        })?);
+        if let Some(place) = &location.place
+            && let Err(error) = self.mark_spilled(place, true)
+        {
+            // Nobody knows of it, if the header does not say so after all.
+            if self.mark_spilled(place, false).is_ok() {
+                self.drop_spill_or_later(file.ino);
+            }
+            return Err(error);
+        }
+        self.meta.update(file.ino, None, |record| {
+            record.spilled = true;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        fail_at!("node.spill.noted");
+        location.base = file.spilled_to(spill.clone());
+        Ok(spill)
+    }
+
+    /// The header of an object says whether its file has a spill file.
+    fn mark_spilled(&self, place: &TierObject, spilled: bool) -> Result<()> {
+        self.edit_header(place, |header| {
+            header.spilled = spilled;
+            Ok(())
+        })
+    }
+
+    /// The spill file of a file that the backing store has, made for a write that came to nothing as the
+    /// tier failed in that moment.
+    pub(crate) fn drop_useless_spill(&self, file: &File, location: &DataLocation) {
+        if !matches!(location.base, Underlay::Spill(_)) && self.has_spill_noted(file.ino) {
+            self.drop_spill_or_later(file.ino);
+        }
+    }
+
+    /// An empty spill file, and a map if it is laid over a version of so many bytes.
+    fn make_spill(&self, ino: Ino, over: Option<u64>) -> Result<Spill> {
+        // What an earlier use may have left there is not this file's.
+        self.keep_spill(ino);
+        self.forget_half_written(ino)?;
+        self.backing.remove_spill(ino.0)?;
+        let map = match over {
+            None => None,
+            Some(size) => Some(self.backing.spill_map(ino.0, self.config.extent_bytes, size)?),
+        };
+        let made = self.backing.spill(ino.0)?;
+        fail_at!("node.spill.made");
+        made.file().set_len(over.unwrap_or(0))?;
+        self.spills_noted.store(true, Ordering::Release);
+        let note = inode_note(&made.file().stat()?, map.is_some());
+        self.meta.set_setting(&spill_setting(ino), &note)?;
+        let spill = Spill::new(made, map)?;
+        // Before anything says that it is there: without it the file could not be read any more.
+        spill.sync(false)?;
+        Ok(spill)
+    }
+
+    /// The version in the backing store that the spill file of a file has become, if its
+    /// publication was the last thing that an earlier daemon did.
+    pub(crate) fn published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
+        let noted = self.meta.setting(&spill_setting(record.ino))?;
+        let Some(noted) = noted.as_deref().and_then(noted_inode) else { return Ok(None) };
+        for link in record.links.iter().chain(&record.backing.links) {
+            let Ok(dir) = self.backing_dir(link.parent) else {
+                // Made for it, perhaps, and not reported: the inode is proof enough.
+                let found = self.stat_by_path(link);
+                match found.filter(|found| found.fingerprint().same_inode(&noted)) {
+                    Some(found) => return Ok(Some(found)),
+                    None => continue,
+                }
+            };
+            match self.backing.stat(&dir, OsStr::from_bytes(&link.name)) {
+                Ok(found) if found.fingerprint().same_inode(&noted) => return Ok(Some(found)),
+                Ok(_) => {}
+                Err(error) if error.class() == ErrorClass::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    fn stat_by_path(&self, link: &Link) -> Option<Attributes> {
+        let mut path = self.meta.backing_path(link.parent).ok().flatten()?;
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&link.name);
+        open_below(&*self.backing, &path, Access::Read).ok().flatten()?.stat().ok()
+    }
+
+    /// The record follows the publication of its spill file.
+    pub(crate) fn note_published_spill(&self, ino: Ino, found: Attributes) -> Result<()> {
+        let on_tier = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        self.let_go_of_spill(ino)?;
+        self.meta.update(ino, None, |record| {
+            record.spilled = false;
+            record.dirty = on_tier;
+            if !on_tier {
+                record.attr.size = found.size;
+                record.attr.mtime = found.mtime;
+            }
+            record.backing.fingerprint = Some(found.fingerprint());
+            Queue::Yes
+        })?;
+        // Its map stands where it stood.
+        self.drop_spill_or_later(ino);
+        Ok(())
+    }
+
+    /// The spill file of a file, laid over the published version as its map says.
+    ///
+    /// # Errors
+    /// What the backing store says; [`NodeError::Lost`] if its map is gone.
+    pub(crate) fn open_spilled(&self, ino: Ino) -> Result<Option<Spill>> {
+        let Some(spill) = self.backing.open_spill(ino.0)? else { return Ok(None) };
+        let map = self.backing.open_spill_map(ino.0)?;
+        if map.is_none()
+            && let Some(note) = self.meta.setting(&spill_setting(ino))?
+            && note.get(8).is_some_and(|flags| flags & HAS_MAP != 0)
+        {
+            return Err(NodeError::Lost);
+        }
+        Spill::new(spill, map).map(Some)
+    }
+
+    /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
+    pub(crate) fn has_spill_noted(&self, ino: Ino) -> bool {
+        self.spills_noted.load(Ordering::Acquire)
+            && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
+    }
+
+    /// Notes that a file's record is about to let go of its spill file.
+    pub(crate) fn let_go_of_spill(&self, ino: Ino) -> Result<()> {
+        let setting = spill_setting(ino);
+        let Some(mut note) = self.meta.setting(&setting)? else { return Ok(()) };
+        if let Some(flags) = note.get_mut(8) {
+            *flags |= LET_GO;
+        }
+        Ok(self.meta.set_setting(&setting, &note)?)
+    }
+
+    /// Removes what the spill area has for a file that needs no spill file, as it was removed, or let go
+    /// of it, or as nothing was written to it yet. Any other may be the only copy of somebody's bytes,
+    /// as when the end of the index's log is lost, and is set aside.
+    pub(crate) fn dismiss_spill(&self, ino: Ino, removed: bool) -> Result<()> {
+        let Some(spill) = self.backing.open_spill(ino.0)? else { return self.drop_spill(ino) };
+        let noted = self.meta.setting(&spill_setting(ino))?;
+        let found = spill.file().stat()?.fingerprint();
+        let known = noted.as_deref().is_some_and(|note| {
+            let flags = note.get(8).copied().unwrap_or_default();
+            let same = noted_inode(note).is_some_and(|noted| noted.same_inode(&found));
+            same && (removed || flags & LET_GO != 0)
+        });
+        let empty = || match spill.file().seek_data(0) {
+            Ok(data) => Ok(data.is_none()),
+            Err(error) if error.class() == ErrorClass::Unsupported => {
+                spill.file().allocated_bytes().map(|bytes| bytes == 0)
+            }
+            Err(error) => Err(error),
+        };
+        if known || empty()? {
+            return self.drop_spill(ino);
+        }
+        self.set_spill_aside(ino, "the index does not know it")
+    }
+
+    /// Removes the spill file of a file, its map, and what was noted about it.
+    pub(crate) fn drop_spill(&self, ino: Ino) -> Result<()> {
+        self.backing.remove_spill(ino.0)?;
+        Ok(self.meta.remove_setting(&spill_setting(ino))?)
+    }
+
+    /// Gives a whole object of a spilled file a presence map, all dirty.
+    fn make_partial(&self, file: &File, place: &mut TierObject) -> Result<()> {
+        if place.presence.is_some() {
+            return Ok(());
+        }
+        let tier = &self.tiers[usize::from(place.tier)].tier;
+        let size = place.object.len()?;
+        let map = Presence::sidecar_bytes_for(self.config.extent_bytes, size);
+        if !self.take_room(place.tier, map) {
+            let source = StoreError::errno_of("make a map on", tier.path(), libc::ENOSPC);
+            return Err(source.into());
+        }
+        place.charge.bytes.fetch_add(map, Ordering::AcqRel);
+        let mut presence = tier.create_map(file.ino.0, self.config.extent_bytes, size)?;
+        if size > 0 {
+            presence.mark_dirty(0..size)?;
+        }
+        // What was synced is in the object alone, and counts by the map from here on.
+        presence.sync(&*place.object)?;
+        fail_at!("node.spill.mapped");
+        let mut header = place.object.header()?;
+        (header.whole, header.spilled) = (false, true);
+        (header.dirty, header.writing) = (true, true);
+        // What the kernel has synced without asking may be in it.
+        header.synced |= header.covered;
+        place.set_header(&header)?;
+        place.dirty.store(true, Ordering::Release);
+        place.presence = Some(RwLock::new(presence));
+        place.charge.paid_end.store(0, Ordering::Release);
+        self.set_resident(file.ino, place);
+        Ok(())
+    }
+
+    /// Moves the present extents that a range touches to the spill file, and gives their room back.
+    fn move_out(
+        &self,
+        file: &File,
+        place: &TierObject,
+        spill: &Spill,
+        offset: u64,
+        end: u64,
+    ) -> Result<()> {
+        let Some(presence) = &place.presence else { return Ok(()) };
+        let mut presence = presence.write();
+        let extent = presence.extent_size();
+        let size = presence.size();
+        let mut at = offset - offset % extent;
+        let mut buffer = Vec::new();
+        while at < end.min(size) {
+            let stop = (at + extent).min(size);
+            if presence.is_present(at..stop) {
+                buffer.resize(usize::try_from(stop - at).unwrap_or(0), 0);
+                let read = place.object.read_at(&mut buffer, at)?;
+                self.write_spill(file, spill, at, &buffer[..read])?;
+                fail_at!("node.spill.moved");
+                let durable = presence.is_durable(at..stop);
+                if durable {
+                    // It must not be less so there, nor be looked for where it is not any more.
+                    spill.sync(false)?;
+                    self.meta.sync()?;
+                }
+                presence.leave_to_base(at..stop)?;
+                if durable {
+                    presence.sync_map()?;
+                }
+                match place.object.punch(at, extent) {
+                    Ok(()) => {}
+                    Err(error) if error.class() == ErrorClass::Unsupported => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            at += extent;
+        }
+        drop(presence);
+        self.true_up(file, place)
+    }
+}
+
+/// Cuts what a truncation took from the file off its base, so that growing it again shows zeros.
+fn cut_base(place: &TierObject, spill: &Spill) -> Result<()> {
+    if let Some(presence) = &place.presence {
+        let limit = presence.read().base_limit();
+        if spill.size_and_mtime().0 > limit {
+            spill.set_len(limit)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the names of those settings begin with.
+pub(crate) const SETTING: &str = "spill.";
+
+/// Where the inode number of a file's spill file is noted: by it a restart knows the file again
+/// that the spill file has become.
+pub(crate) fn spill_setting(ino: Ino) -> String {
+    format!("{SETTING}{:x}", ino.0)
+}
+
+/// Stands behind the inode number of a spill file that has a map: without it the spill file would
+/// count as complete.
+const HAS_MAP: u8 = 1;
+/// Set before the file's record lets go of the spill file: from then on it is not the only copy of
+/// anything, whatever of the index is lost.
+const LET_GO: u8 = 2;
+
+/// The inode number of a file in the backing store, whether it is a spill file with a map, and when the inode was made: seconds and
+/// nanoseconds, zero if that is not known.
+pub(crate) fn inode_note(made: &Attributes, has_map: bool) -> Vec<u8> {
+    let mut note = made.ino.to_le_bytes().to_vec();
+    note.push(if has_map { HAS_MAP } else { 0 });
+    note.extend(made.btime.sec.to_le_bytes());
+    note.extend(made.btime.nsec.to_le_bytes());
+    note
+}
+
+/// The inode of which such a note is; earlier versions noted no time, and nothing where there is no map.
+pub(crate) fn noted_inode(note: &[u8]) -> Option<Fingerprint> {
+    let ino = u64::from_le_bytes(note.get(..8)?.try_into().ok()?);
+    let time = |note: &[u8]| {
+        let seconds = i64::from_le_bytes(note.get(9..17)?.try_into().ok()?);
+        let nanos = u32::from_le_bytes(note.get(17..21)?.try_into().ok()?);
+        Some(Timestamp::new(seconds, nanos))
+    };
+    Some(Fingerprint { ino, born: time(note).unwrap_or_default(), ..Fingerprint::default() })
+}
+
+fn is_no_room(error: &NodeError) -> bool {
+    matches!(error, NodeError::Store(error) if no_room(error))
+}
+
+/// Writes all of `data`; `None` when the device has no room.
+pub(crate) fn write_all<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<Option<usize>> {
+    match write_all_or_fail(target, data, offset) {
+        Err(NodeError::Posix(Errno::NOSPC | Errno::DQUOT)) => Ok(None),
+        written => written.map(Some),
+    }
+}
+
+/// Writes all of `data`, where a device without room is the writer's affair: with the errno that
+/// the device gives.
+pub(crate) fn write_all_or_fail<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < data.len() {
+        match target.write_at(&data[done..], offset + done as u64) {
+            Ok(0) => return Err(NodeError::Posix(Errno::IO)),
+            Ok(written) => done += written,
+            Err(error) if no_room(&error) => {
+                return Err(NodeError::Posix(Errno::from_raw_os_error(error.errno())));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}

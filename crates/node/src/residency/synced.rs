@@ -1,0 +1,320 @@
+//! What an object says of syncs that a start after a crash of the machine has to know.
+//!
+//! The namespace may know of a length that the object never had on its device. Was it synced before it
+//! grew, then what was synced counts, for it was acknowledged. Was it not, then the version counts
+//! that the backing store has: see `reconcile/unsynced.rs`. Two flags of the header tell these apart:
+//!
+//! - `synced`: a program was told that the file is durable. Written before the sync that makes both
+//!   durable, never taken back before the object is clean.
+//! - `covered`: as long as it has any bytes the object is no less than what was durable before: it was
+//!   whole when it was changed first. Also of an empty one that the kernel writes without asking: what
+//!   it makes durable by itself, nobody hears of. Taken back when the object is emptied, after that, and
+//!   so before it grows again: the device gets changes of one inode's attributes in their order.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use forebay_meta::{Link, Record};
+use forebay_store::{Bytes, Header, Object, Presence};
+use forebay_types::{FileKind, Ino, Timestamp};
+
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::lifecycle::recover::{CLEAN_END, RUNNING, SETTLED, names_below};
+use crate::node::Node;
+use crate::residency::data_location::{TierObject, Underlay};
+use crate::residency::files::File;
+use crate::writeback::flush::is_announced;
+
+/// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
+/// whatever length the namespace knows of.
+pub(crate) fn is_acknowledged(header: &Header, len: u64) -> bool {
+    header.synced || header.covered && len > 0
+}
+
+/// As [`is_acknowledged`], of an object that should be so long. What the kernel has written by itself to
+/// an object that was empty is not whole merely because it is there: if not all of it is, no version that
+/// is known gives way to it.
+pub(crate) fn counts(
+    header: &Header,
+    object: &dyn Object,
+    size: u64,
+) -> forebay_store::Result<bool> {
+    let was_empty = header.covered && header.size == 0;
+    let acknowledged = is_acknowledged(header, object.len()?);
+    Ok(acknowledged && (header.synced || !was_empty || surely_there(header, object)? >= size))
+}
+
+/// How much of something that nobody has synced is surely there after a crash of the machine: a file
+/// system may have made its length durable before the bytes, which are holes then.
+pub(crate) fn bytes_before_a_hole(of: &dyn Bytes) -> forebay_store::Result<u64> {
+    let len = of.len()?;
+    Ok(if len == 0 { 0 } else { of.seek_hole(0)?.unwrap_or(len).min(len) })
+}
+
+/// As [`bytes_before_a_hole`], of an object. Of a part its map tells.
+pub(crate) fn surely_there(header: &Header, object: &dyn Object) -> forebay_store::Result<u64> {
+    if header.whole { bytes_before_a_hole(object) } else { object.len() }
+}
+
+/// What was written last behind the end of a base, in an extent that got no mark for it, goes: the object
+/// shows through there.
+pub(crate) fn clear_beyond_base(
+    map: &Presence,
+    object: &dyn Object,
+    mtime: Timestamp,
+) -> forebay_store::Result<()> {
+    let Some(beyond) = map.beyond_base() else { return Ok(()) };
+    object.punch(beyond.start, beyond.end - beyond.start)?;
+    object.set_times(None, Some(mtime))
+}
+
+/// Whether no object is shorter than its record says, unless it was damaged: the last daemon ended with
+/// nothing in hand, or was killed, and has noted each cut before it was made.
+pub(crate) fn lengths_count(state_dir: &Path) -> bool {
+    match std::fs::read(state_dir.join(CLEAN_END)) {
+        Ok(said) => said == SETTLED.as_bytes(),
+        Err(_) => is_same_boot(state_dir),
+    }
+}
+
+/// Which run of the machine this is; empty if the kernel does not say.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+/// Whether the machine has not restarted since a daemon worked here.
+pub(crate) fn is_same_boot(state_dir: &Path) -> bool {
+    let (boot, last) = (boot_id(), std::fs::read_to_string(state_dir.join(RUNNING)));
+    !boot.is_empty() && last.is_ok_and(|last| last.starts_with(&boot))
+}
+
+/// Whether an object that has what the backing store lacks has lost its end.
+pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
+    (header.dirty || record.dirty) && len < record.attr.size
+}
+
+/// A header that knows the published version may come to its device before bytes that are in that
+/// version: after a power cut the object would count, without them. Before anybody is told that they
+/// are written back, they are on both.
+pub(crate) fn sync_flushed(file: &File) -> Result<()> {
+    let location = file.location.read();
+    Ok(location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))?)
+}
+
+impl Node {
+    /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
+    pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
+        {
+            let location = file.location.read();
+            if let Some(place) = &location.place {
+                // First: a start that finds a header which says that the file was synced looks for what
+                // was synced in the map.
+                if let Some(presence) = &place.presence {
+                    presence.write().sync(&*place.object)?;
+                }
+                self.note_sync(place)?;
+                // A sync of the data alone may leave out a header that says whose they are.
+                let unsynced = place.headers.unsynced();
+                if place.presence.is_none() || unsynced.is_some() {
+                    place.object.sync(data_only && unsynced.is_none())?;
+                }
+                if let Some(seen) = unsynced {
+                    self.settle_object(file.ino, place.tier)?;
+                    place.headers.synced(seen);
+                }
+            } else {
+                // An object that was removed would come back, and hide the spill file.
+                for slot in &self.tiers {
+                    slot.tier.settle_removals(file.ino.0)?;
+                }
+            }
+            match &location.base {
+                Underlay::Spill(spill) => spill.sync(data_only)?,
+                Underlay::Backing(_) | Underlay::Zeros => {}
+            }
+        }
+        // A name that is durable already needs no second journal write.
+        // After a removal under way by others: what nobody finds any more is not kept.
+        let change = self.meta.get_settled(file.ino)?.change + 1;
+        if file.durable_change.load(Ordering::Acquire) != change {
+            if let Some(resident) = self.residents.get(file.ino.0) {
+                self.tiers[usize::from(resident.tier)].tier.sync_dir(file.ino.0)?;
+            }
+            self.meta.sync()?;
+            file.durable_change.store(change, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes it durable that a file has this object and no other one.
+    pub(crate) fn settle_object(&self, ino: Ino, tier: u8) -> Result<()> {
+        for (index, slot) in self.tiers.iter().enumerate() {
+            if index == usize::from(tier) {
+                slot.tier.sync_dir(ino.0)?;
+            } else {
+                // An older one that was removed would come back.
+                slot.tier.settle_removals(ino.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The version that the backing store has of a file, if the header of its object is older than
+    /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
+    /// may be older than what was written back. Every header since the announcement knows the version,
+    /// and whatever of the object was synced since was synced with one; what was synced before is in
+    /// the version. So is what was never synced, if it is less than a version that is there (`cut`).
+    pub(crate) fn superseded_by(
+        &self,
+        record: &Record,
+        header: &Header,
+        cut: bool,
+    ) -> Result<Option<forebay_meta::Fingerprint>> {
+        if record.spilled {
+            // All of the file was in the spill file when that was published.
+            let published = self.published_spill(record)?.map(|found| found.fingerprint());
+            let newer = published.filter(|print| !is_announced(header, print));
+            return Ok(newer);
+        }
+        // A header that says that its file is spilled may be from before the spill file was published.
+        for link in &names_below(record) {
+            let Some(found) = self.found_at_start(record, link)? else { continue };
+            let print = found.fingerprint();
+            let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
+            let mut ours = ours;
+            let known = ours.any(|known| known.same_content(&print));
+            if known && (cut || !is_announced(header, &print)) {
+                self.meta.claim_found(record.ino, link)?;
+                return Ok(Some(print));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The sync that follows is one of which a program will be told.
+    pub(crate) fn note_sync(&self, place: &TierObject) -> Result<()> {
+        if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.edit_header_if(place, |header| {
+            let change = header.dirty && !header.synced;
+            header.synced |= change;
+            place.headers.hear_synced(header.synced);
+            change
+        })
+    }
+
+    /// From here on the kernel may sync an object that is empty now without asking.
+    pub(crate) fn note_unseen_syncs(&self, place: &TierObject) -> Result<()> {
+        self.edit_header_if(place, |header| {
+            let change = header.dirty && !header.synced && !header.covered;
+            (header.covered, header.size) =
+                (header.covered || change, if change { 0 } else { header.size });
+            change
+        })
+    }
+
+    /// What the kernel may have synced without asking counts after the object was emptied as well.
+    pub(crate) fn note_syncs_before_emptying(&self, place: &TierObject) -> Result<()> {
+        if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let len = place.object.len()?;
+        self.edit_header_if(place, |header| {
+            // What covers a copy was not empty, and an open by which it is written unseen syncs it.
+            let change = header.covered && header.size == 0 && len > 0 && !header.synced;
+            header.synced |= change;
+            change
+        })
+    }
+
+    /// The object was cut to nothing: of what was durable before it has nothing any more.
+    pub(crate) fn note_emptied(&self, place: &TierObject) -> Result<()> {
+        if place.headers.say_synced() {
+            return Ok(());
+        }
+        self.edit_header_if(place, |header| {
+            let change = header.covered;
+            (header.covered, header.size) = (false, 0);
+            change
+        })
+    }
+
+    /// Before a file takes the name `at` of another one that was synced, and that the backing store does
+    /// not have there: the bytes of that one go with its name, or it is not found any more, so those of
+    /// the new one must be durable before. A version that the backing store has under the name comes back
+    /// by itself: see `reconcile/unsynced.rs`.
+    pub(crate) fn sync_what_replaces_synced(
+        &self,
+        context: &Context,
+        source: &Record,
+        target: Option<&Record>,
+        at: &Link,
+    ) -> Result<()> {
+        let is_newer =
+            |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
+        if source.attr.kind != FileKind::Regular || !is_newer(source) {
+            return Ok(());
+        }
+        let kept = match target.filter(|target| target.attr.kind == FileKind::Regular) {
+            // It goes on from a name that it took from another one, which is there no more.
+            None => !source.replaces,
+            // Of parts in several places nobody can tell later whether all of them are there.
+            Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
+            Some(target) if is_newer(target) => !self.may_be_synced(context, target.ino)?,
+            // After a move that is not written back yet what is below is an older one.
+            Some(target) => target.backing.links.contains(at),
+        };
+        if kept {
+            return Ok(());
+        }
+        context.wait()?;
+        let file = self.files.get(source.ino);
+        match self.load(context, &file) {
+            Ok(()) => self.sync_file(&file, true),
+            Err(error) => {
+                tracing::debug!(ino = %source.ino, %error, "nothing to sync before it is renamed");
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a file is more than one whole object.
+    fn is_in_parts(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        let location = file.location_for(context)?;
+        let parts = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+        Ok(parts || matches!(location.base, Underlay::Spill(_)))
+    }
+
+    /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
+    /// by another node, or can't be read, does not say.
+    fn may_be_synced(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(true),
+            Ok(()) => {}
+        }
+        let location = file.location_for(context)?;
+        let Some(place) = &location.place else { return Ok(true) };
+        let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
+        Ok(says.map_or(true, |(header, len)| is_acknowledged(&header, len)))
+    }
+
+    fn edit_header_if(
+        &self,
+        place: &TierObject,
+        edit: impl FnOnce(&mut Header) -> bool,
+    ) -> Result<()> {
+        let _one_at_a_time = place.charge.growing.lock();
+        let mut header = place.object.header()?;
+        if edit(&mut header) { place.set_header(&header) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,778 @@
+//! From a tier to the backing store: a file's bytes, put together under another name and published at
+//! once, so that a name in the backing store shows the old or the new version at every moment. Only a
+//! file with several names is written in place, for it must keep its inode.
+//!
+//! What makes a version in the backing store *ours* (all others are changes by others):
+//! - it is the one in the record (`backing.fingerprint`), or the object's header knows it as `base`;
+//! - it is what the header announces as `pending`: written durably right before the version appears,
+//!   taken back when the object is clean;
+//! - it is the inode that is being written in place: the version announced in the record, and in the
+//!   header if there is one, is then of the inode that was known before. A spill file that is written
+//!   in place notes the inode in `half.INO`.
+//!
+//! The record follows once the version is there durably, and the header's `base` with or before it.
+//! A crash before the announcement leaves the old version; one after it either version, both known as
+//! ours; one in the middle of writing in place a mixture, also known, and written again.
+
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_meta::{Queue, Record, XattrState};
+use forebay_store::backing::{Access, SetAttributes};
+use forebay_store::copy::{self, Cancel, Priority};
+use forebay_store::{
+    Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Header, Temporary,
+};
+use forebay_types::{Fingerprint, Ino};
+
+use crate::context::Context;
+use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::metrics::Source;
+use crate::node::Node;
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::files::{File, FileRef};
+use crate::residency::overlay::Spill;
+use crate::residency::spill::{inode_note, noted_inode};
+use crate::residency::synced::sync_flushed;
+use crate::writeback::reconcile::{described, is_own, is_refused_owner, was_changed};
+
+/// How a flush of a file's bytes ended.
+pub(crate) enum Flushed {
+    /// The backing store has them.
+    Done {
+        /// As this version.
+        fingerprint: Fingerprint,
+        /// Nothing was written meanwhile and nobody can write now: the file is clean.
+        clean: bool,
+    },
+    /// The backing store had them before, so that nothing was published: no attribute either.
+    Same {
+        /// As this version.
+        fingerprint: Fingerprint,
+        /// As of [`Flushed::Done`].
+        clean: bool,
+    },
+    /// Something else is there now (`None`: nothing). Nothing was overwritten.
+    Conflict(Option<Attributes>),
+    /// They changed during the copy: later.
+    Busy,
+}
+
+/// Where a flush publishes a file.
+pub(crate) struct Target<'a> {
+    /// The directory.
+    pub parent: Ino,
+    /// A handle on it in the backing store.
+    pub dir: &'a Dir,
+    /// The name in it.
+    pub name: &'a [u8],
+    /// The version that should be there now; `None`: nothing.
+    pub expect: Option<Fingerprint>,
+    /// The name has other hard links in the backing store: write in place instead of replacing it.
+    pub in_place: bool,
+}
+
+/// Dirty extents are flushed this many bytes at a time.
+const PIECE: u64 = 64 << 20;
+
+/// A version that was published, and whose name is not known to be durable yet. Until it is, the
+/// object is dirty: it may be the only copy that outlasts a power cut.
+pub(crate) struct Published {
+    file: FileRef,
+    fingerprint: Fingerprint,
+    /// [`File::writes`] when the object had exactly these bytes, and nobody could write.
+    quiet: Option<u64>,
+}
+
+/// Where it is noted that a file in the backing store holds a part of a newer version.
+fn half_setting(ino: Ino) -> String {
+    format!("half.{:x}", ino.0)
+}
+
+/// How a copy of all bytes of a file ended.
+enum Copied {
+    /// There are none.
+    Empty,
+    /// All are there, of this modification time.
+    As(forebay_meta::Timestamp),
+    /// Some went elsewhere meanwhile.
+    Overtaken,
+}
+
+/// Whether the header of an object knows a version as its own: the last one, the announced one, or
+/// the inode that is being written in place.
+pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
+    let in_place = |pending: &Fingerprint| {
+        pending.same_inode(found) && header.base.is_some_and(|base| base.same_inode(pending))
+    };
+    header.base.is_some_and(|base| base.same_content(found))
+        || header
+            .pending
+            .is_some_and(|announced| announced.same_content(found) || in_place(&announced))
+}
+
+impl Node {
+    /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
+    /// and publishes them there. On a thread that may wait.
+    ///
+    /// The bytes are those at one moment: if a program wrote during the copy, nothing is published
+    /// and the answer is `Busy`, except for a file that is kept open for writing (a drain takes it
+    /// as it is, and it stays dirty).
+    pub(crate) fn flush_data(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
+        let began = Instant::now();
+        let flushed = self.flush_now(record, target)?;
+        if matches!(flushed, Flushed::Done { .. }) {
+            self.metrics.flushes.inc();
+            self.metrics.flush_seconds.observe(began.elapsed());
+        }
+        Ok(flushed)
+    }
+
+    fn flush_now(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
+        let file = self.files.get(record.ino);
+        let _one = file.flushing.lock();
+        self.load(&Context::DAEMON, &file)?;
+        let number = file.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let seen = file.writes.load(Ordering::Acquire);
+        let kept_open = file.opens.lock().writers > 0;
+        fail_at!("node.flush.begin");
+        let now = self.meta.get(record.ino)?;
+        let removed = now.links.is_empty() && !record.links.is_empty();
+        let published = now.backing.fingerprint != record.backing.fingerprint;
+        if removed || published || now.spilled != record.spilled {
+            // What the caller decided upon was overtaken.
+            return Ok(Flushed::Busy);
+        }
+        // What the backing store has under the name may be another file, which this one replaces.
+        let own = target.expect.is_some() && target.expect == record.backing.fingerprint;
+        let (absent, beneath, mapped, spill) = match self.open_layers(&file) {
+            Err(NodeError::RestGone) if own => {
+                return Ok(Flushed::Conflict(self.found_at(target)?));
+            }
+            Err(NodeError::RestGone) => {
+                self.give_up_rest(&file);
+                self.remember_rest_gone(target.parent, target.name);
+                self.open_layers(&file)?
+            }
+            layers => layers?,
+        };
+        if absent && spill.is_none() && record.attr.size > 0 && !(beneath && own) {
+            tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
+            return Err(NodeError::Lost);
+        }
+        if own && let Some(fingerprint) = self.equals_published(&file, record, target)? {
+            file.staged.lock().take();
+            let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
+            file.flush_done.store(number, Ordering::Release);
+            return Ok(Flushed::Same { fingerprint, clean });
+        }
+        // What can't be given to its owner keeps its inode.
+        let gives = !own || self.may_give(&record.attr)?;
+        let in_place = target.in_place || beneath && absent || !gives;
+        let flushed = match spill {
+            Some(spill) if (target.in_place || !gives) && own => {
+                self.flush_spill_in_place(&file, record, target, &spill)?
+            }
+            Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
+            None if in_place && own => self.flush_in_place(&file, record, target)?,
+            None => self.flush_anew(&file, record, target, (seen, kept_open))?,
+        };
+        let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
+        fail_at!("node.flush.published");
+        let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
+        file.flush_done.store(number, Ordering::Release);
+        Ok(Flushed::Done { fingerprint, clean })
+    }
+
+    /// What stands where a file is to be published.
+    fn found_at(&self, target: &Target<'_>) -> Result<Option<Attributes>> {
+        match self.backing.stat(target.dir, OsStr::from_bytes(target.name)) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.class() == ErrorClass::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a version in the backing store is what a flush of the file made, and could not report.
+    pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        let file = self.files.get(ino);
+        self.load(&Context::DAEMON, &file)?;
+        let location = file.location.read();
+        // Done with the spill file, done with the writing.
+        if matches!(location.base, Underlay::Spill(_)) && self.is_half_written(ino, found)? {
+            return Ok(true);
+        }
+        let Some(place) = &location.place else { return Ok(false) };
+        Ok(is_announced(&place.object.header()?, &found.fingerprint()))
+    }
+
+    /// Whether a file with a spill file was being written in place when the daemon died. Notes of
+    /// earlier spill files say nothing: see [`Node::forget_half_written`].
+    fn is_half_written(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        let half = self.meta.setting(&half_setting(ino))?;
+        let noted = half.as_deref().and_then(noted_inode);
+        Ok(noted.is_some_and(|noted| noted.same_inode(&found.fingerprint())))
+    }
+
+    /// A daemon that died between the last two steps of [`Node::flush_spill_in_place`] left its note;
+    /// the next spill file must not inherit it.
+    pub(crate) fn forget_half_written(&self, ino: Ino) -> Result<()> {
+        if self.meta.setting(&half_setting(ino))?.is_some() {
+            self.meta.remove_setting(&half_setting(ino))?;
+        }
+        Ok(())
+    }
+
+    /// After the backing store has the bytes: says whether nobody has written since the copy began and
+    /// nobody can. `mapped`: a mapping may have lived then; it may have gone since, and what it stored
+    /// with it. The object follows when the name is durable.
+    fn settle_flush(
+        &self,
+        file: &FileRef,
+        fingerprint: Fingerprint,
+        seen: u64,
+        mapped: bool,
+    ) -> Result<bool> {
+        sync_flushed(file)?;
+        let location = file.location.write();
+        // What was opened of the backing store may be the version that was replaced.
+        if let Underlay::Backing(opened) = &location.base {
+            *opened.lock() = None;
+        }
+        let unwritten = file.writes.load(Ordering::Acquire) == seen;
+        let Some(place) = &location.place else {
+            // Whoever has written since has begun another spill file.
+            return Ok(!matches!(location.base, Underlay::Spill(_)));
+        };
+        let quiet = unwritten
+            && file.opens.lock().writers == 0
+            && !mapped
+            && !self.maybe_stored_into(file, place);
+        let published = Published { file: file.clone(), fingerprint, quiet: quiet.then_some(seen) };
+        self.reconciler.published.lock().insert(file.ino.0, published);
+        Ok(quiet)
+    }
+
+    /// What was published of a file is durable in the backing store, or (`durable` is false) not known
+    /// to be: then all stays as if it had not been, and is done again.
+    pub(crate) fn settle_published(&self, ino: Ino, durable: bool) -> Result<()> {
+        let published = self.reconciler.published.lock().remove(&ino.0);
+        let Some(Published { file, fingerprint, quiet }) = published.filter(|_| durable) else {
+            return Ok(());
+        };
+        let file = &file;
+        let location = file.location.write();
+        let Some(place) = &location.place else { return Ok(()) };
+        let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
+            && file.opens.lock().writers == 0
+            && !self.maybe_stored_into(file, place);
+        if !quiet {
+            return self.edit_header(place, |header| {
+                header.base = Some(fingerprint);
+                header.pending = None;
+                Ok(())
+            });
+        }
+        if let Some(presence) = &place.presence {
+            let mut presence = presence.write();
+            while let Some(flush) = presence.take_flush(u64::MAX) {
+                presence.finish_flush(flush)?;
+            }
+            presence.rebase()?;
+        }
+        self.settle_before_clean(file, place)?;
+        let done = self.mark_clean(file, place, Some(fingerprint));
+        done.map(|()| self.drop_useless_spill(file, &location))
+    }
+
+    /// Writes the whole file under a temporary name and publishes it.
+    fn flush_anew(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+        (began, kept_open): (u64, bool),
+    ) -> Result<Flushed> {
+        let mut temporary = match file.take_staged(record) {
+            Some(staged) => staged,
+            None => {
+                let mut temporary = self.temporary_for(record, target.dir)?;
+                let mtime = match self.copy_layers(file, &**temporary.file())? {
+                    Copied::Empty => record.attr.mtime,
+                    Copied::As(mtime) => mtime,
+                    Copied::Overtaken => return Ok(Flushed::Busy),
+                };
+                fail_at!("node.flush.copied");
+                self.copy_attributes(record, mtime, &**temporary.file())?;
+                // Before the commit: the copy is long, and the moment between the check and the
+                // rename short.
+                temporary.seal()?;
+                temporary
+            }
+        };
+        if !kept_open && file.writes.load(Ordering::Acquire) != began {
+            return Ok(Flushed::Busy);
+        }
+        fail_at!("node.flush.checked");
+        let location = file.location.read();
+        self.publish_file(file, (location.place.as_ref(), Some(began)), &mut temporary, target)
+    }
+
+    /// Copies all bytes of a file: those on the tier from there, the others from the version that
+    /// the backing store has. Piece by piece, for a writer may have to change what lies where; it
+    /// begins by making a spill file.
+    fn copy_layers(&self, file: &FileRef, to: &dyn BackingFile) -> Result<Copied> {
+        let limits = self.limits(Priority::WriteBack);
+        let copy = |from: &dyn Bytes, range: Range<u64>| -> Result<()> {
+            if !range.is_empty() {
+                self.metrics.bytes.of(Source::Flush).add(range.end - range.start);
+                copy::copy_range(from, to, range, &limits, &Cancel::default())?;
+            }
+            Ok(())
+        };
+        let mut at = 0;
+        loop {
+            let location = file.location.read();
+            if matches!(location.base, Underlay::Spill(_)) {
+                return Ok(Copied::Overtaken);
+            }
+            let Some(place) = &location.place else {
+                return Ok(if at == 0 { Copied::Empty } else { Copied::Overtaken });
+            };
+            let stat = file.stat_with_time(&*place.object)?;
+            if at >= stat.size {
+                to.set_len(stat.size)?;
+                return Ok(Copied::As(stat.mtime));
+            }
+            let end = stat.size.min(at + PIECE);
+            let mut absent = Vec::new();
+            if let Some(presence) = &place.presence {
+                presence.read().missing_runs(at..end, &mut absent);
+            }
+            for run in absent {
+                let run = run.start.max(at)..run.end.min(end);
+                if run.is_empty() {
+                    continue;
+                }
+                copy(&*place.object, at..run.start)?;
+                if let Underlay::Backing(opened) = &location.base {
+                    let base = self.opened_base(file, opened)?;
+                    let there = run.start..run.end.min(base.len()?).max(run.start);
+                    copy(&*base, there)?;
+                }
+                at = run.end;
+            }
+            copy(&*place.object, at..end)?;
+            at = end;
+        }
+    }
+
+    /// Notes what is about to appear, and lets it.
+    /// `began` is the number of writes of the file when its bytes began to be copied.
+    fn publish_file(
+        &self,
+        file: &File,
+        (place, began): (Option<&TierObject>, Option<u64>),
+        temporary: &mut Temporary,
+        target: &Target<'_>,
+    ) -> Result<Flushed> {
+        let (ino, name) = (file.ino, OsStr::from_bytes(target.name));
+        // An earlier flush may have got this far without being able to say so.
+        let found = match self.backing.stat(target.dir, name) {
+            Ok(found) => Some(found),
+            Err(error) if error.class() == ErrorClass::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        let pending = temporary.pending()?;
+        // Before this publication is announced.
+        let now = self.meta.get(ino)?;
+        let mut expect = self.intend(ino, target.expect, found.as_ref(), pending)?;
+        let found = found.filter(|found| !was_changed(&now, found));
+        let found = found.map(|found| found.fingerprint());
+        let known = self.meta.get(ino)?.backing.fingerprint;
+        if let Some(place) = place {
+            self.edit_header(place, |header| {
+                if let Some(found) = found.filter(|found| is_announced(header, found))
+                    && expect != Some(found)
+                {
+                    expect = Some(found);
+                    header.base = expect;
+                }
+                let known =
+                    known.zip(found).is_some_and(|(known, found)| known.same_content(&found));
+                if known {
+                    // It may have been announced as pending: the next one takes its place there.
+                    header.base = found;
+                }
+                header.pending = Some(pending);
+                Ok(())
+            })?;
+            let is_newer = began.is_some_and(|began| file.writes.load(Ordering::Acquire) != began);
+            if is_newer || file.opens.lock().writers > 0 || file.stored_unseen.pending().is_some() {
+                // What was made durable since the copy began, or is by the kernel from now on, is newer
+                // than this version: the header has to know it before the version is there.
+                place.object.sync(false)?;
+            }
+        }
+        let expect = expect.map_or(Expect::Absent, Expect::Version);
+        fail_at!("node.flush.publish");
+        let committed = self.own_change(&[(target.parent, target.dir)], || {
+            Ok(self.backing.commit(temporary, target.dir, name, expect)?)
+        })?;
+        Ok(match committed {
+            Commit::Done(fingerprint) => Flushed::Done { fingerprint, clean: false },
+            Commit::Conflict(found) => Flushed::Conflict(found),
+        })
+    }
+
+    /// Completes a spill file with what shows through it and what is still on the tier, and
+    /// publishes it.
+    fn flush_spilled(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+        spill: &Arc<Spill>,
+    ) -> Result<Flushed> {
+        let mtime = self.fill_spill(file, spill)?;
+        let Some(mut fresh) = self.backing.open_spill(record.ino.0)? else {
+            return self.flushed_before(file, record, spill);
+        };
+        self.copy_attributes(record, mtime, &**fresh.file())?;
+        fresh.file().sync(false)?;
+        // From here on nobody may write to what is going to be a published file.
+        let mut location = file.location.write();
+        let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
+        if !same || !spill.is_complete() {
+            return Ok(Flushed::Busy);
+        }
+        let published =
+            self.publish_file(file, (location.place.as_ref(), None), &mut fresh, target);
+        let flushed = match published {
+            // Before anybody can write to it again: an error may come after the deed.
+            Err(error) => match self.published_spill(record) {
+                Ok(Some(found)) => Flushed::Done { fingerprint: found.fingerprint(), clean: false },
+                _ => return Err(error),
+            },
+            flushed => flushed?,
+        };
+        if let Flushed::Done { fingerprint, .. } = flushed {
+            // Before the record lets go of the spill file: the next start would remove it.
+            self.backing.sync_dirs(std::slice::from_ref(target.dir))?;
+            fail_at!("node.flush.spill_published");
+            self.forget_spill(file, &mut location, fingerprint)?;
+            fail_at!("node.flush.spill_noted");
+        }
+        Ok(flushed)
+    }
+
+    /// The spill file is not in its place: an earlier flush has published it, and got no answer.
+    fn flushed_before(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        spill: &Arc<Spill>,
+    ) -> Result<Flushed> {
+        let mut location = file.location.write();
+        if !matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill)) {
+            return Ok(Flushed::Busy);
+        }
+        let Some(found) = self.published_spill(record)? else {
+            tracing::error!(ino = %file.ino, "the file's spill file is gone from the backing store");
+            return Err(rustix::io::Errno::IO.into());
+        };
+        let fingerprint = found.fingerprint();
+        self.forget_spill(file, &mut location, fingerprint)?;
+        Ok(Flushed::Done { fingerprint, clean: false })
+    }
+
+    /// Gives a spill file all bytes of its file; their modification time.
+    fn fill_spill(&self, file: &FileRef, spill: &Arc<Spill>) -> Result<forebay_meta::Timestamp> {
+        self.complete_spill(file, spill, PIECE)?;
+        let set_len = |len| spill.set_len(len);
+        let from_tier = self.flush_extents(file, &**spill.file(), &set_len)?;
+        Ok(from_tier.unwrap_or_else(|| spill.size_and_mtime().1))
+    }
+
+    /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
+    fn forget_spill(
+        &self,
+        file: &FileRef,
+        location: &mut DataLocation,
+        fingerprint: Fingerprint,
+    ) -> Result<()> {
+        let Underlay::Spill(spill) = std::mem::replace(&mut location.base, Underlay::backing())
+        else {
+            return Ok(());
+        };
+        if let Some(place) = &location.place {
+            self.edit_header(place, |header| {
+                header.spilled = false;
+                header.base = Some(fingerprint);
+                Ok(())
+            })?;
+        }
+        self.let_go_of_spill(file.ino)?;
+        // Not left to the report of the worker: from here on nothing but this record knows it.
+        let on_tier = location.place.is_some();
+        let one_at_a_time = file.times.lock();
+        let (size, mtime) = spill.size_and_mtime();
+        self.meta.update(file.ino, None, |record| {
+            record.spilled = false;
+            record.dirty &= on_tier;
+            if !on_tier {
+                record.backing.attrs_differ |= mtime != fingerprint.mtime;
+                (record.attr.size, record.attr.mtime) = (size, mtime);
+            }
+            record.backing.fingerprint = Some(fingerprint);
+            Queue::Yes
+        })?;
+        drop(one_at_a_time);
+        self.drop_spill_or_later(file.ino);
+        Ok(())
+    }
+
+    /// Completes a spill file, and copies it into a file that must keep its inode.
+    fn flush_spill_in_place(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+        spill: &Arc<Spill>,
+    ) -> Result<Flushed> {
+        let mtime = self.fill_spill(file, spill)?;
+        // What showed through is about to change.
+        spill.sync(false)?;
+        let mut location = file.location.write();
+        let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
+        if !same || !spill.is_complete() {
+            return Ok(Flushed::Busy);
+        }
+        let name = OsStr::from_bytes(target.name);
+        let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
+        let found = backing.stat()?;
+        if !self.is_half_written(file.ino, &found)?
+            && (was_changed(&*self.meta.get(file.ino)?, &found)
+                || !target.expect.is_some_and(|print| print.same_content(&found.fingerprint())))
+        {
+            return Ok(Flushed::Conflict(Some(found)));
+        }
+        self.may_change_store()?;
+        self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
+        fail_at!("node.flush.half");
+        let size = spill.file().len()?;
+        let limits = self.limits(Priority::WriteBack);
+        copy::copy_range(&**spill.file(), &*backing, 0..size, &limits, &Cancel::default())?;
+        self.metrics.bytes.of(Source::Flush).add(size);
+        backing.set_len(size)?;
+        self.copy_attributes(record, mtime, &*backing)?;
+        backing.sync(false)?;
+        let fingerprint = backing.stat()?.fingerprint();
+        // As one step for a restart: the spill file is not needed any more.
+        self.forget_spill(file, &mut location, fingerprint)?;
+        fail_at!("node.flush.half_done");
+        self.meta.remove_setting(&half_setting(file.ino))?;
+        Ok(Flushed::Done { fingerprint, clean: false })
+    }
+
+    /// Writes the changed bytes into the file that the backing store has. The tier keeps them until
+    /// they are synced there: after a crash they are written again.
+    fn flush_in_place(
+        &self,
+        file: &FileRef,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+    ) -> Result<Flushed> {
+        let name = OsStr::from_bytes(target.name);
+        let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
+        let found = backing.stat()?;
+        let expected = target.expect;
+        let announced = match &file.location.read().place {
+            Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
+            None => false,
+        };
+        let now = self.meta.get(file.ino)?;
+        let same = announced
+            || expected.is_some_and(|print| print.same_content(&found.fingerprint()))
+            || is_own(&now, &found);
+        if !same || was_changed(&now, &found) {
+            return Ok(Flushed::Conflict(Some(found)));
+        }
+        // Also for a file of which no tier has anything.
+        self.intend(file.ino, expected, Some(&found), found.fingerprint())?;
+        if let Some(place) = &file.location.read().place {
+            self.edit_header(place, |header| {
+                // The base and the announced version are of one inode: it changes in place.
+                header.base = Some(found.fingerprint());
+                header.pending = header.base;
+                Ok(())
+            })?;
+        }
+        fail_at!("node.flush.in_place");
+        self.may_change_store()?;
+        let set_len = |len| Ok(backing.set_len(len)?);
+        let mtime = match self.flush_extents(file, &*backing, &set_len)? {
+            Some(mtime) => mtime,
+            None => {
+                if record.attr.size == 0 {
+                    backing.set_len(0)?;
+                }
+                record.attr.mtime
+            }
+        };
+        fail_at!("node.flush.in_place_copied");
+        self.copy_attributes(record, mtime, &*backing)?;
+        backing.sync(false)?;
+        let fingerprint = backing.stat()?.fingerprint();
+        Ok(Flushed::Done { fingerprint, clean: false })
+    }
+
+    /// Takes off what a truncation took from the file, before anything is put there anew. From then
+    /// on the base has all of the file's length, with zeros where it was cut.
+    fn cut_before_flush(
+        &self,
+        file: &FileRef,
+        to: &dyn BackingFile,
+        set_len: &dyn Fn(u64) -> Result<()>,
+    ) -> Result<()> {
+        let location = file.location.read();
+        let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
+        let Some(presence) = presence else { return Ok(()) };
+        let mut presence = presence.write();
+        let (limit, size) = (presence.base_limit(), presence.size());
+        if limit < size {
+            if to.len()? > limit {
+                set_len(limit)?;
+            }
+            set_len(size)?;
+            to.sync(true)?;
+            presence.rebase()?;
+        }
+        Ok(())
+    }
+
+    /// Copies what the tier has and `to` lacks, and the length. The modification time, if there is
+    /// an object.
+    fn flush_extents(
+        &self,
+        file: &FileRef,
+        to: &dyn BackingFile,
+        set_len: &dyn Fn(u64) -> Result<()>,
+    ) -> Result<Option<forebay_meta::Timestamp>> {
+        let limits = self.limits(Priority::WriteBack);
+        self.cut_before_flush(file, to, set_len)?;
+        let mut length = to.len()?;
+        loop {
+            let location = file.location.read();
+            let Some(place) = &location.place else { return Ok(None) };
+            let stat = file.stat_with_time(&*place.object)?;
+            let Some(presence) = &place.presence else {
+                copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
+                self.metrics.bytes.of(Source::Flush).add(stat.size);
+                set_len(stat.size)?;
+                return Ok(Some(stat.mtime));
+            };
+            let Some(flush) = presence.write().take_flush(PIECE) else {
+                set_len(stat.size)?;
+                return Ok(Some(stat.mtime));
+            };
+            if let Err(error) = self.may_change_store() {
+                presence.write().abort_flush(flush);
+                return Err(error);
+            }
+            // A restart takes what lies beyond the length of a spill file for nothing.
+            let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
+            if end > length {
+                set_len(stat.size)?;
+                length = stat.size;
+            }
+            let copied = flush.runs().iter().try_for_each(|run| {
+                let run = run.start..run.end.min(stat.size);
+                if run.is_empty() {
+                    return Ok(());
+                }
+                self.metrics.bytes.of(Source::Flush).add(run.end - run.start);
+                copy::copy_range(&*place.object, to, run, &limits, &Cancel::default()).map(drop)
+            });
+            // Extents count as clean only once they are durable where they went.
+            match copied.and_then(|()| to.sync(true)) {
+                Ok(()) => presence.write().finish_flush(flush)?,
+                Err(error) => {
+                    presence.write().abort_flush(flush);
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+
+    /// A new file for a version of a file: where it gets the owner that it should have.
+    pub(crate) fn temporary_for(&self, record: &Record, dir: &Dir) -> Result<Temporary> {
+        match self.may_give(&record.attr)? {
+            true => Ok(self.backing.temporary(record.ino.0)?),
+            // The group of a directory that hands it on need not be one of the user's.
+            false => Ok(self.backing.temporary_beside(record.ino.0, dir)?),
+        }
+    }
+
+    /// Mode, owner, times and extended attributes of a file that is about to be published. What the
+    /// backing store can't have of them is named.
+    pub(crate) fn copy_attributes(
+        &self,
+        record: &Record,
+        mtime: forebay_meta::Timestamp,
+        to: &dyn BackingFile,
+    ) -> Result<()> {
+        self.forget_refused(record.ino);
+        if record.xattrs != XattrState::None {
+            // Of an imported file nobody may have asked for them yet: the version that is about to be
+            // replaced has them.
+            let all = self.with_known_xattrs(&Context::DAEMON, record.ino, |_| {
+                Ok(self.meta.xattr_all(record.ino)?)
+            })?;
+            for (name, value) in all {
+                match to.set_xattr(OsStr::from_bytes(&name), &value) {
+                    Err(error) if self.is_refused_attribute(&error) => {
+                        self.note_refused(record.ino, &described(&name), &error);
+                    }
+                    set => set?,
+                }
+            }
+        }
+        let (attr, found) = (&record.attr, to.stat()?);
+        let refused = |set: &SetAttributes, what| -> Result<bool> {
+            match to.set_attributes(set) {
+                Err(error) if is_refused_owner(&error) => {
+                    self.note_refused(record.ino, what, &error);
+                    Ok(true)
+                }
+                set => Ok(set.map(|()| false)?),
+            }
+        };
+        let uid = (found.uid != attr.uid).then_some(attr.uid);
+        let gid = (found.gid != attr.gid).then_some(attr.gid);
+        let owner = SetAttributes { uid, gid, ..SetAttributes::default() };
+        let owner_differs = uid.or(gid).is_some();
+        let others = owner_differs && refused(&owner, "its owner")?;
+        // Not with the rights of somebody else.
+        let perm = if others { attr.perm & 0o1777 } else { attr.perm };
+        if owner_differs || found.mode != perm {
+            let mode = SetAttributes { mode: Some(perm), ..SetAttributes::default() };
+            refused(&mode, "its mode")?;
+        }
+        let times = SetAttributes {
+            atime: Some(attr.atime),
+            mtime: Some(mtime),
+            ..SetAttributes::default()
+        };
+        match to.set_attributes(&times) {
+            // Of a file of somebody else they say when it was written here.
+            Err(error) if is_refused_owner(&error) => Ok(()),
+            set => Ok(set?),
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Bringing everything in line, or everything below a directory, while somebody waits.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Record, Seq};
+use forebay_types::{FileKind, Ino};
+use parking_lot::{Condvar, Mutex};
+
+use super::Remaining;
+use super::data_side::Kept;
+use super::queue::{Turn, batch_size};
+use crate::error::Result;
+use crate::node::Node;
+use crate::pool::Urgency;
+use crate::writeback::upkeep::Step;
+
+const PAGE: usize = 1000;
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// Files that programs keep changing are given up after this long without any progress.
+const BUSY_PATIENCE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Inodes of one pass that are remembered as left, and those that are told with a reason.
+const MAX_LEFT: usize = 10_000;
+const MAX_TOLD: usize = 50;
+
+/// Hears what remains; false stops.
+pub type Progress<'a> = &'a mut dyn FnMut(Remaining) -> bool;
+
+#[derive(Default)]
+struct Tally {
+    running: usize,
+    done: u64,
+    busy: u64,
+    failed: u64,
+    refused: u64,
+}
+
+#[derive(Default)]
+struct DrainState {
+    tally: Mutex<Tally>,
+    ended: Condvar,
+    /// What the last pass left, and whether it was busy.
+    left: Mutex<Vec<(Ino, bool)>>,
+    /// Files that were brought in line, and their bytes.
+    written: Mutex<(u64, u64)>,
+}
+
+/// What became of a sync.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Synced {
+    /// What is left: inodes below the one that was asked for, bytes on the whole node.
+    pub left: Remaining,
+    /// Whether all that was written before the call is in the backing store.
+    pub complete: bool,
+    /// Whether it ended before everything had had its turn.
+    pub cut_short: bool,
+    /// Files that this sync has brought in line.
+    pub files: u64,
+    /// Their lengths in bytes.
+    pub bytes: u64,
+    /// Files that programs may be changing: what they had at the call is in the backing store.
+    pub in_use: u64,
+    /// Inodes that could not be brought in line.
+    pub failed: u64,
+    /// Some of them, each by a path and with the reason.
+    pub failures: Vec<(Vec<u8>, String)>,
+}
+
+/// Why passes ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Nothing more is to be done.
+    Done,
+    /// The backing store can't have the rest.
+    Refused,
+    /// Programs may be changing the rest.
+    InUse,
+    /// The time was over, or nobody waits any more.
+    Over,
+}
+
+/// Batches in the hands of the flushers that one caller waits for.
+struct Sweep<'a, 'p> {
+    node: &'a Node,
+    shared: Arc<DrainState>,
+    pending: Vec<(Ino, u32)>,
+    batch: usize,
+    until: Instant,
+    told: Instant,
+    progress: Progress<'p>,
+    stopped: bool,
+    /// Of this pass, those that may come once more by another name.
+    seen: HashSet<Ino>,
+}
+
+impl<'a, 'p> Sweep<'a, 'p> {
+    fn new(node: &'a Node, until: Instant, progress: Progress<'p>) -> Self {
+        let told = Instant::now() - TELL_EVERY;
+        let shared = Arc::default();
+        let backlog = usize::try_from(node.meta.backlog_len()).unwrap_or(usize::MAX);
+        let batch = batch_size(backlog, node.config.flush_threads);
+        let (pending, seen, stopped) = (Vec::new(), HashSet::new(), false);
+        Sweep { node, shared, pending, batch, until, told, progress, stopped, seen }
+    }
+
+    fn over(&self) -> bool {
+        self.stopped || Instant::now() >= self.until
+    }
+
+    fn add(&mut self, ino: Ino) {
+        self.pending.push((ino, 0));
+        if self.pending.len() >= self.batch {
+            self.submit();
+        }
+    }
+
+    fn submit(&mut self) {
+        let due = std::mem::take(&mut self.pending);
+        if due.is_empty() {
+            return;
+        }
+        self.wait_for(2 * self.node.config.flush_threads.max(1) - 1);
+        if self.over() {
+            return;
+        }
+        self.shared.tally.lock().running += 1;
+        let (this, shared, again) = (self.node.this.clone(), self.shared.clone(), due.clone());
+        let job = move || {
+            if let Some(node) = this.upgrade() {
+                work_through(&node, &shared, &due);
+            }
+            shared.tally.lock().running -= 1;
+            shared.ended.notify_all();
+        };
+        if self.node.flushers.run(Urgency::Demand, job).is_err() {
+            work_through(self.node, &self.shared, &again);
+            self.shared.tally.lock().running -= 1;
+        }
+    }
+
+    /// Waits until no more than `most` batches run, telling how it goes.
+    fn wait_for(&mut self, most: usize) {
+        loop {
+            self.tell();
+            let shared = self.shared.clone();
+            let mut tally = shared.tally.lock();
+            if tally.running <= most || self.over() {
+                return;
+            }
+            shared.ended.wait_until(&mut tally, (self.told + TELL_EVERY).min(self.until));
+        }
+    }
+
+    fn tell(&mut self) {
+        if self.told.elapsed() >= TELL_EVERY {
+            self.told = Instant::now();
+            self.stopped |= !(self.progress)(self.node.remaining());
+        }
+    }
+
+    /// Waits for all that was submitted. What became of it.
+    fn end(&mut self) -> Tally {
+        self.submit();
+        self.wait_for(0);
+        self.seen.clear();
+        let mut tally = self.shared.tally.lock();
+        let running = tally.running;
+        std::mem::replace(&mut *tally, Tally { running, ..Tally::default() })
+    }
+
+    /// A pause between two passes.
+    fn pause(&mut self, pause: Duration) {
+        let end = (Instant::now() + pause).min(self.until);
+        while !self.stopped && Instant::now() < end {
+            std::thread::sleep((end - Instant::now()).min(TELL_EVERY));
+            self.tell();
+        }
+    }
+}
+
+fn work_through(node: &Node, shared: &DrainState, due: &[(Ino, u32)]) {
+    node.take_turns(due, true, &mut |ino, turn| {
+        if turn == Turn::Done {
+            let record = node.known(ino).ok().flatten();
+            if let Some(record) = record.filter(|record| record.attr.kind == FileKind::Regular) {
+                let mut written = shared.written.lock();
+                *written = (written.0 + 1, written.1.saturating_add(record.attr.size));
+            }
+        } else if turn != Turn::NotYet {
+            let mut left = shared.left.lock();
+            if left.len() < MAX_LEFT {
+                left.push((ino, turn == Turn::Busy));
+            }
+        }
+        let mut tally = shared.tally.lock();
+        match turn {
+            Turn::Done => tally.done += 1,
+            Turn::Busy => tally.busy += 1,
+            Turn::Failed => tally.failed += 1,
+            Turn::Refused => tally.refused += 1,
+            Turn::NotYet => {}
+        }
+    });
+}
+
+impl Node {
+    /// What is not in the backing store yet.
+    pub fn remaining(&self) -> Remaining {
+        let (entries, bytes) = (self.meta.backlog_len(), self.unwritten_bytes());
+        Remaining { entries, bytes, ..Remaining::default() }
+    }
+
+    /// Brings everything in line until nothing remains or `until` has passed. `progress` is told
+    /// what remains, about ten times a second, and may stop it by returning false. Files that
+    /// programs keep changing remain.
+    pub fn drain(
+        &self,
+        until: Instant,
+        progress: &mut dyn FnMut(Remaining) -> bool,
+    ) -> Result<Remaining> {
+        let _alone = self.reconciler.queue.pause();
+        self.let_go_of_replaced();
+        self.discard_removed();
+        let _unsettled = self.settle_all(until);
+        let mut sweep = Sweep::new(self, until, progress);
+        let swept = sweep.run(|node, sweep| {
+            let mut after = Seq(0);
+            let mut kept = 0;
+            loop {
+                let page = node.meta.backlog(after, PAGE)?;
+                let Some((last, _)) = page.last() else { return Ok(kept) };
+                after = *last;
+                for (_, ino) in page {
+                    match node.known(ino)? {
+                        Some(record) if node.keeps_hidden(&record) => kept += 1,
+                        // No waiting helps; it remains.
+                        Some(_) if node.troubles.is_lost(ino) => {}
+                        Some(_) if !sweep.over() => sweep.add(ino),
+                        Some(_) => {}
+                        None => node.doubt_place(ino),
+                    }
+                }
+                if sweep.over() {
+                    return Ok(kept);
+                }
+            }
+        });
+        self.drop_spills(until);
+        Ok(swept?.0)
+    }
+
+    /// As [`Node::drain`], for an inode and all below it. Of files that programs may be changing it
+    /// is enough that what they had at the call is written.
+    pub fn sync_subtree(
+        &self,
+        root: Ino,
+        until: Instant,
+        progress: &mut dyn FnMut(Remaining) -> bool,
+    ) -> Result<Synced> {
+        let _unsettled = self.settle_all(until);
+        let mut elsewhere = 0;
+        let mut sweep = Sweep::new(self, until, progress);
+        let (left, end) = sweep.run(|node, sweep| {
+            elsewhere = node.add_if_behind(root, sweep)?;
+            let mut way = vec![(root, 0)];
+            while let Some((dir, after)) = way.pop() {
+                if sweep.over() {
+                    break;
+                }
+                let is_directory = node.known(dir)?.is_some_and(|record| record.is_directory());
+                if !is_directory {
+                    continue;
+                }
+                if after == 0 {
+                    for (_, stale_name) in node.meta.stale_names(dir)? {
+                        elsewhere += node.add_if_behind(stale_name, sweep)?;
+                    }
+                }
+                let page = node.meta.entries_plus(dir, after, PAGE)?;
+                let Some(last) = page.last() else { continue };
+                way.push((dir, last.entry.cursor));
+                for item in &page {
+                    elsewhere += node.add_behind(&item.record, sweep);
+                    if item.record.is_directory() {
+                        way.push((item.record.ino, 0));
+                    }
+                }
+            }
+            Ok(u64::MAX)
+        })?;
+        let mut synced = Synced { left: Remaining { elsewhere, ..left }, ..Synced::default() };
+        (synced.files, synced.bytes) = *sweep.shared.written.lock();
+        let rest = std::mem::take(&mut *sweep.shared.left.lock());
+        synced.cut_short = end == End::Over || rest.len() >= MAX_LEFT;
+        self.judge_rest(rest, until, &mut synced);
+        synced.complete = !synced.cut_short && synced.failed == 0;
+        Ok(synced)
+    }
+
+    /// What the last pass of a sync left: bytes that are written though their file may change again
+    /// are no failure.
+    fn judge_rest(&self, rest: Vec<(Ino, bool)>, until: Instant, synced: &mut Synced) {
+        for (ino, busy) in rest {
+            let is_written = busy && Instant::now() < until && self.reconcile_as_it_is(ino).is_ok();
+            if is_written {
+                synced.in_use += 1;
+                continue;
+            }
+            synced.failed += 1;
+            if synced.failures.len() < MAX_TOLD {
+                let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
+                let why = if busy { None } else { self.write_error(ino) };
+                let why = why.unwrap_or_else(|| "programs keep changing it; try again".into());
+                synced.failures.push((path, why));
+            }
+        }
+    }
+
+    fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<u64> {
+        let record = self.known(ino)?;
+        Ok(record.map_or(0, |record| self.add_behind(&record, sweep)))
+    }
+
+    /// Has an inode brought in line if it is this node's to do; else 1.
+    fn add_behind(&self, record: &Record, sweep: &mut Sweep<'_, '_>) -> u64 {
+        if record.queued.is_none() || self.keeps_hidden(record) {
+            return 0;
+        }
+        if self.is_others_work(record) {
+            return 1;
+        }
+        // One turn is for all names of an inode.
+        if record.attr.nlink < 2 || record.is_directory() || sweep.seen.insert(record.ino) {
+            sweep.add(record.ino);
+        }
+        0
+    }
+}
+
+impl<'a> Sweep<'a, '_> {
+    /// Passes over what `select` adds until a pass leaves nothing behind. `select` says how many
+    /// entries of the whole backlog count as done, or `u64::MAX` when it selects a part of it. Of the
+    /// whole, also the bytes of removed files are to go: a close is told of later than it returns.
+    fn run(
+        &mut self,
+        mut select: impl FnMut(&Node, &mut Self) -> Result<u64>,
+    ) -> Result<(Remaining, End)> {
+        let node = self.node;
+        let mut pause = Duration::from_millis(20);
+        let mut progressed = Instant::now();
+        let mut last_kept = 0;
+        loop {
+            let outside = {
+                self.shared.left.lock().clear();
+                select(node, self)?
+            };
+            let tally = self.end();
+            let whole = outside != u64::MAX;
+            let left = match whole {
+                false => tally.busy + tally.failed + tally.refused,
+                true => node.meta.backlog_len().saturating_sub(outside),
+            };
+            let kept = if whole && left == 0 { node.let_removed_go() } else { Kept::default() };
+            let bytes = node.unwritten_bytes();
+            let in_use = kept.are_all_open();
+            let refused = tally.refused.min(left);
+            let remaining =
+                Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
+            let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
+            if left == 0 && kept.files == 0 && (whole || nothing_selected) {
+                node.keep_up(Step::Times);
+                (self.progress)(remaining);
+                return Ok((remaining, End::Done));
+            }
+            // To try again at once would not change what the store can have.
+            let only_refused = refused > 0 && tally.done + tally.busy + tally.failed == 0;
+            if only_refused && refused == left {
+                return Ok((remaining, End::Refused));
+            }
+            if self.over() {
+                return Ok((remaining, End::Over));
+            }
+            let fewer = std::mem::replace(&mut last_kept, kept.files) > kept.files;
+            if tally.done > 0 || fewer {
+                progressed = Instant::now();
+                pause = Duration::from_millis(20);
+            } else {
+                let only_busy = tally.failed == 0;
+                if only_busy && progressed.elapsed() > BUSY_PATIENCE {
+                    // In a cluster, what is busy may be another node's to do.
+                    let in_use = tally.busy > 0 && !node.is_clustered();
+                    let in_use = remaining.in_use || in_use;
+                    return Ok((Remaining { in_use, ..remaining }, End::InUse));
+                }
+                self.pause(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! The backlog: brings the backing store in line with the namespace, inode by inode.
+//!
+//! The namespace is authoritative. Every record knows where its inode stands in the backing store;
+//! to reconcile it means to make the backing store as the record says, and to report what was done
+//! ([`forebay_meta::MetaStore::reconciled`]). There is no log of operations: what was created and
+//! removed again before its turn is not there to be reconciled.
+//!
+//! A worker owns the inodes that it works on ([`Owned`]). Before it makes a name it claims it, and
+//! it reports that an old name is gone only after the directories were synced, so that a crash at
+//! any point leaves records that name every place where the inode may be; with more than one such
+//! place the next worker looks which of them hold it.
+
+mod attributes;
+mod bytes;
+mod conflict;
+mod conflict_list;
+mod data_side;
+mod drain;
+mod identity;
+mod names;
+mod occupied;
+mod owned;
+mod queue;
+mod refused;
+mod remove;
+#[cfg(test)]
+mod tests;
+mod unsynced;
+mod work;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_meta::Error as MetaError;
+use forebay_store::{ErrorClass, StoreError};
+use forebay_types::Ino;
+use parking_lot::Mutex;
+
+use crate::defects::{self, BackgroundKind};
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+use crate::residency::files::File;
+
+pub(crate) use attributes::described;
+pub use conflict::Conflict;
+pub use drain::Synced;
+pub(crate) use identity::{is_own, is_pending, was_changed};
+pub(crate) use queue::NAMES_DELAY;
+pub use refused::Refused;
+use refused::is_beyond_store;
+pub(crate) use refused::is_refused_owner;
+use work::{Batch, Step, Work};
+
+/// The state of the backlog's workers.
+#[derive(Default)]
+pub struct Reconciler {
+    owners: owned::Owners,
+    queue: queue::Waiting,
+    conflicts: Mutex<conflict_list::Conflicts>,
+    held: Mutex<conflict::Held>,
+    last_error: Mutex<Option<String>>,
+    /// Why the last attempt failed, by inode.
+    failures: Mutex<std::collections::HashMap<u64, String>>,
+    warnings: Mutex<queue::Warnings>,
+    /// What the backing store can't have.
+    pub(crate) limits: refused::Limits,
+    /// What was published and is not known to be durable, by inode.
+    pub(crate) published: Mutex<std::collections::HashMap<u64, crate::writeback::flush::Published>>,
+    /// Files that must be written so that they can make room.
+    pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
+    /// Directories whose entries a worker changed since their times were set.
+    entries_written: Mutex<BTreeSet<u64>>,
+    /// Held by whoever sets them.
+    restoring: Mutex<()>,
+    /// Files of which parts are gone, and nobody was told.
+    pub(crate) rest_gone: crate::writeback::rest_gone::Untold,
+    #[cfg(test)]
+    pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
+}
+
+impl Reconciler {
+    /// That of a mount with the conflicts that earlier daemons have noticed.
+    pub fn load(state_dir: &Path) -> Self {
+        let conflicts = Mutex::new(conflict_list::Conflicts::load(state_dir));
+        Reconciler { conflicts, ..Reconciler::default() }
+    }
+}
+
+/// What is not in the backing store yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Remaining {
+    /// Inodes whose names, attributes or bytes differ.
+    pub entries: u64,
+    /// Bytes that only the tiers hold.
+    pub bytes: u64,
+    /// Of a drain that has given up before its time: all that remains are files that programs may
+    /// be changing, by an open file or a mapping.
+    pub in_use: bool,
+    /// Files that other nodes have not written back; not counted above, as they are theirs to do.
+    pub elsewhere: u64,
+    /// Of the entries, those that the backing store can't have as they are ([`Node::refused`]): a
+    /// drain does not wait for them.
+    pub refused: u64,
+}
+
+/// What can be done where the device of a tier can't read what only it has.
+const UNREADABLE: &str = "copy what can be read of the file and remove it; or, after \
+    `forebay umount --no-drain`, `forebay fsck --repair TIER...` names all such files, and \
+    `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
+
+/// A parent chain or a nest of removed directories deeper than this is not followed.
+const MAX_PARENTS: usize = 2000;
+
+/// Removed directories within removed directories that one worker follows; the others have their
+/// own turn.
+const MAX_NESTED: usize = 32;
+
+/// The parents of so many names are looked after, whether anything is to be done below them or not.
+const FEW_NAMES: usize = 8;
+
+/// Inodes whose last failure is remembered.
+const MAX_FAILURES: usize = 1000;
+
+/// Passes over one inode that changes all the time.
+const MAX_PASSES: usize = 16;
+
+/// How long a worker waits for another one that is at the same inode.
+const OWNER_WAIT: Duration = Duration::from_secs(2);
+
+impl Node {
+    /// Brings the backing store in line with `ino` now, its parents first. On a thread that may
+    /// wait.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while programs change it all the time; what the backing store says.
+    pub fn reconcile(&self, ino: Ino) -> Result<()> {
+        self.reconcile_until(ino, &|| false)
+    }
+
+    /// As [`Node::reconcile`], for a file whose caller has it open: what was written before the
+    /// call is enough. A file that can still be written never counts as equal, but a flush that
+    /// began after the call has all that the caller means.
+    pub(crate) fn reconcile_open(&self, file: &File) -> Result<()> {
+        let begun = file.flush_begun.load(Ordering::Acquire);
+        self.reconcile_until(file.ino, &|| file.flush_done.load(Ordering::Acquire) > begun)
+    }
+
+    /// As [`Node::reconcile`], of an inode that programs may go on to change: what it is at the call is
+    /// enough.
+    pub(crate) fn reconcile_as_it_is(&self, ino: Ino) -> Result<()> {
+        // Also of a file that is only mapped any more.
+        self.reconcile_open(&self.files.get(ino))
+    }
+
+    fn reconcile_until(&self, ino: Ino, enough: &dyn Fn() -> bool) -> Result<()> {
+        let begun = Instant::now();
+        let until = begun + self.config.backing_timeout;
+        loop {
+            let mut batch = Batch::new(self);
+            let done = match self.reconcile_in(ino, &mut batch) {
+                Err(error) if self.gives_up_what_is_gone(ino, &batch, &error)? => {
+                    Err(NodeError::Busy)
+                }
+                done => done,
+            };
+            // What was done is reported also when the rest failed.
+            let outcome = match (done, batch.finish()) {
+                (Err(NodeError::Busy), Ok(())) if enough() => Ok(()),
+                (done, finished) => done.and(finished),
+            };
+            match outcome {
+                Err(NodeError::Busy) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                // Another worker may be moving, removing or making what is above it.
+                Err(error) if is_not_found(&error) && begun.elapsed() < OWNER_WAIT => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => {
+                    self.note_failure(ino, &error);
+                    return Err(error);
+                }
+                Ok(()) => {
+                    self.note_success(ino);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// As [`Node::reconcile`], as part of a batch. What was done is reported when the batch is
+    /// finished, whether this succeeded or not.
+    fn reconcile_in<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
+        if let Some(record) = self.known(ino)? {
+            // Of names that stand where they should the parents do.
+            let parents: BTreeSet<Ino> = match record.links.len() {
+                0..=FEW_NAMES => record.links.iter().map(|link| link.parent).collect(),
+                _ => record.missing().into_iter().map(|link| link.parent).collect(),
+            };
+            for parent in parents {
+                self.place_parents(parent, batch)?;
+            }
+        }
+        self.reconcile_alone(ino, batch, 0)?;
+        while let Some(follower) = batch.next_follower() {
+            // It stood in the way and was moved aside: its turn comes anyway if this fails.
+            if let Err(error) = self.reconcile_alone(follower, batch, 0) {
+                tracing::debug!(ino = %follower, %error, "what was moved aside waits for its turn");
+                self.reconcile_later(follower, Duration::ZERO);
+            }
+        }
+        Ok(())
+    }
+
+    /// Something was not found for the work on an inode. If others removed it, or a directory above
+    /// it, that is taken over, and what would be lost with it is to be made anew. Says whether it was.
+    fn gives_up_what_is_gone(
+        &self,
+        ino: Ino,
+        batch: &Batch<'_>,
+        error: &NodeError,
+    ) -> Result<bool> {
+        if !is_not_found(error) {
+            return Ok(false);
+        }
+        let mut way = vec![ino];
+        while let Some(record) = self.known(way[way.len() - 1])? {
+            match record.links.first() {
+                Some(link) if link.parent != Ino::ROOT && way.len() <= MAX_PARENTS => {
+                    way.push(link.parent);
+                }
+                _ => break,
+            }
+        }
+        // The highest takes with it what is below.
+        for at in way.into_iter().rev() {
+            let owned = if batch.has(at) { None } else { Some(self.own(at, Duration::ZERO)) };
+            if !matches!(owned, Some(None)) && self.take_away_if_gone(at)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Sees to it that `dir` and all directories above it stand where they should.
+    fn place_parents<'a>(&'a self, dir: Ino, batch: &mut Batch<'a>) -> Result<()> {
+        let mut away = Vec::new();
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let Some(record) = self.known(at)? else { break };
+            let Some(link) = record.links.first() else { break };
+            let unconfirmed = record.queued.is_some() && record.backing.fingerprint.is_none();
+            if record.links != record.backing.links || unconfirmed {
+                away.push((at, unconfirmed));
+            }
+            at = link.parent;
+            if away.len() > MAX_PARENTS {
+                return Err(rustix::io::Errno::LOOP.into());
+            }
+        }
+        for (dir, unconfirmed) in away.into_iter().rev() {
+            // What the batch has made, and not reported, is reached by its maker's handle.
+            if !batch.has_placed(dir) || unconfirmed && !self.has_handle(dir) {
+                self.reconcile_alone(dir, batch, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has what is above an inode made in the backing store, where that is not known to be so.
+    pub(crate) fn place_above(&self, ino: Ino) -> Result<()> {
+        let Some(record) = self.known(ino)? else { return Ok(()) };
+        let mut batch = Batch::new(self);
+        let mut parents = record.links.iter().map(|link| link.parent);
+        let placed = parents.try_for_each(|parent| self.place_parents(parent, &mut batch));
+        match (placed, batch.finish()) {
+            // Another worker is at it.
+            (Err(NodeError::Busy), Ok(())) => Ok(()),
+            (placed, finished) => placed.and(finished),
+        }
+    }
+
+    /// Brings one inode in line whose parents stand in place.
+    fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
+        self.pace();
+        if self.is_set_aside(BackgroundKind::WriteBack, ino.0) {
+            return Err(NodeError::SetAside { ino: ino.0 });
+        }
+        let _in_hand = defects::begin(BackgroundKind::WriteBack, ino.0);
+        for _ in 0..MAX_PASSES {
+            if batch.has(ino) {
+                batch.finish()?;
+            }
+            let Some(owned) = self.own(ino, batch.timeout(ino)) else {
+                return Err(NodeError::Busy);
+            };
+            let Some(record) = self.known(ino)? else {
+                self.doubt_place(ino);
+                return Ok(());
+            };
+            if !record.differs() && record.queued.is_none() {
+                self.doubt_place(ino);
+                return Ok(());
+            }
+            if self.is_others_work(&record) {
+                self.doubt_place(ino);
+                return Err(NodeError::Busy);
+            }
+            if self.let_go_of_owned(&record)? {
+                continue;
+            }
+            self.list_before_removal(&record)?;
+            if self.keeps_hidden(&record) {
+                return Ok(());
+            }
+            match batch.with(owned, &record, |work| self.pass(work, depth))? {
+                Step::Done => return Ok(()),
+                Step::Again => batch.finish()?,
+            }
+        }
+        Err(NodeError::Busy)
+    }
+
+    /// One pass over an inode: names, bytes, attributes, as far as the record says they differ.
+    fn pass<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
+        if work.ino() != Ino::ROOT {
+            if work.record.links.is_empty() {
+                return self.remove(work, depth);
+            }
+            self.survey(work)?;
+            self.look_before_move(work)?;
+            match self.place(work, depth) {
+                Ok(Step::Done) => {}
+                Ok(Step::Again) => return Ok(Step::Again),
+                // What it has reaches the store all the same, if it stands anywhere there.
+                Err(error) if is_beyond_store(&error) && !work.record.backing.links.is_empty() => {
+                    work.refused = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+            self.look_after_move(work)?;
+            if self.write_bytes(work, depth)? == Step::Again {
+                return Ok(Step::Again);
+            }
+        }
+        self.write_attributes(work)?;
+        Ok(Step::Done)
+    }
+
+    /// The record of an inode, if it still exists.
+    fn known(&self, ino: Ino) -> Result<Option<std::sync::Arc<forebay_meta::Record>>> {
+        #[cfg(test)]
+        crate::lockstep::step();
+        match self.meta.get(ino) {
+            Ok(record) => Ok(Some(record)),
+            Err(MetaError::Stale(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The oldest inode whose changes are not in the backing store, as a path.
+    pub fn oldest_unwritten(&self) -> Result<Option<Vec<u8>>> {
+        Ok(self.unwritten(1)?.pop())
+    }
+
+    /// Up to `limit` paths whose changes are not in the backing store yet, oldest first.
+    pub fn unwritten(&self, limit: usize) -> Result<Vec<Vec<u8>>> {
+        let mut paths = Vec::new();
+        for (_, ino) in self.meta.backlog(forebay_meta::Seq(0), limit)? {
+            let path = match self.meta.path(ino)? {
+                Some(path) => Some(path),
+                None => self.meta.backing_path(ino)?,
+            };
+            paths.extend(path);
+        }
+        Ok(paths)
+    }
+
+    /// Inodes whose changes are not in the backing store.
+    pub fn backlog_len(&self) -> u64 {
+        self.meta.backlog_len()
+    }
+
+    /// Files without a name that count as in use.
+    pub fn removed_in_use(&self) -> u64 {
+        self.meta.counts().orphans
+    }
+
+    /// The latest failure to write to the backing store since all was well.
+    pub fn last_backlog_error(&self) -> Option<String> {
+        self.reconciler.last_error.lock().clone()
+    }
+
+    /// Conflicts with changes that others made in the backing store and that nobody has resolved or
+    /// forgotten, oldest first, and the number of those that were noticed since the start.
+    pub fn conflicts(&self) -> (u64, Vec<Conflict>) {
+        self.reconciler.conflicts.lock().snapshot()
+    }
+
+    /// Forgets conflicts of which `is_done` says so. Returns how many they were.
+    pub fn forget_conflicts(&self, is_done: &mut dyn FnMut(&Conflict) -> bool) -> usize {
+        self.reconciler.conflicts.lock().forget(is_done)
+    }
+
+    /// What a failure is called, and what can be done about it.
+    fn told_failure(&self, error: &NodeError) -> String {
+        let on_a_tier = |path: &std::path::Path| {
+            self.tiers.iter().any(|slot| path.starts_with(slot.tier.path()))
+        };
+        match error {
+            NodeError::Store(StoreError::Io { operation: "read", path, source })
+                if source.raw_os_error() == Some(libc::EIO) && on_a_tier(path) =>
+            {
+                format!("{error}; {UNREADABLE}")
+            }
+            _ => error.to_string(),
+        }
+    }
+
+    fn note_failure(&self, ino: Ino, error: &NodeError) {
+        let told = self.told_failure(error);
+        let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
+        let path = String::from_utf8_lossy(&path).into_owned();
+        let mut last = self.reconciler.last_error.lock();
+        *last = Some(format!("/{path}: {told}"));
+        drop(last);
+        if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
+            self.metrics.flush_failures.inc();
+        }
+        let mut failures = self.reconciler.failures.lock();
+        if failures.len() < MAX_FAILURES || failures.contains_key(&ino.0) {
+            failures.insert(ino.0, told);
+        }
+    }
+
+    fn note_success(&self, ino: Ino) {
+        self.forget_refused_place(ino);
+        self.reconciler.failures.lock().remove(&ino.0);
+        self.let_go_of_rest(ino);
+    }
+
+    /// Why the last attempt to bring the backing store in line with `ino` failed.
+    pub(crate) fn write_error(&self, ino: Ino) -> Option<String> {
+        self.reconciler.failures.lock().get(&ino.0).cloned()
+    }
+}
+
+fn is_not_found(error: &NodeError) -> bool {
+    error.class() == Some(ErrorClass::NotFound)
+}

@@ -1,0 +1,188 @@
+//! What must be durable before what: of power cuts only the order of syncs is known.
+
+use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
+
+use super::*;
+use crate::writeback::parked::parked_link;
+
+/// An engine that knows whether all that was committed to it is durable.
+struct Committing {
+    inner: Memory,
+    unsynced: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Engine for Committing {
+    fn execute(&self, transaction: &MiniTransaction) -> std::result::Result<Outcome, EngineError> {
+        let done = self.inner.execute(transaction)?;
+        if matches!(done, Outcome::Committed(_)) && !transaction.write.is_empty() {
+            self.unsynced.store(true, Ordering::Release);
+        }
+        Ok(done)
+    }
+
+    fn scan(
+        &self,
+        partition: u16,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> std::result::Result<Page, EngineError> {
+        self.inner.scan(partition, prefix, after, limit)
+    }
+
+    fn sweep(
+        &self,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> std::result::Result<Vec<(Key, Vec<u8>)>, EngineError> {
+        self.inner.sweep(after, limit)
+    }
+
+    fn spans_partitions(&self) -> bool {
+        self.inner.spans_partitions()
+    }
+
+    fn sync(&self) -> std::result::Result<(), EngineError> {
+        self.unsynced.store(false, Ordering::Release);
+        self.inner.sync()
+    }
+}
+
+/// Notes the operations, and those before which something in the namespace was not durable.
+struct Order {
+    unsynced: Arc<std::sync::atomic::AtomicBool>,
+    seen: Mutex<Vec<(Operation, bool)>>,
+    flaky: Flaky,
+}
+
+impl Interceptor for Order {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
+        self.seen.lock().push((operation, self.unsynced.load(Ordering::Acquire)));
+        self.flaky.before(operation, bytes)
+    }
+}
+
+impl Order {
+    fn saw(&self, wanted: Operation) -> bool {
+        self.seen.lock().iter().any(|(operation, _)| *operation == wanted)
+    }
+}
+
+fn bench() -> (Bench, Arc<Order>) {
+    let unsynced = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let order = Arc::new(Order {
+        unsynced: unsynced.clone(),
+        seen: Mutex::default(),
+        flaky: Flaky::new(1),
+    });
+    let engine = Committing { inner: Memory::new(), unsynced };
+    (Bench::on(order.clone(), Box::new(engine), |_| {}), order)
+}
+
+fn change(bench: &Bench, ino: Ino, perm: u32, seconds: i64) {
+    let update = |record: &mut Record| {
+        record.attr.perm = perm;
+        record.attr.mtime = forebay_meta::Timestamp::new(seconds, 0);
+        record.backing.attrs_differ = true;
+        Queue::Yes
+    };
+    bench.node.meta.update(ino, Some(crate::clock::wall_time()), update).expect("it is there");
+}
+
+/// What a power cut leaves in the backing store must be known to the namespace that it leaves, or it
+/// seems to be a change by others.
+#[test]
+fn namespace_when_the_backing_store_is_changed_then_durable_before() {
+    let (bench, order) = bench();
+    let ino = bench.write("file", b"first");
+    bench.write("other", b"to be replaced");
+    bench.drained();
+    bench.write("file", b"second");
+    bench.drained();
+    change(&bench, ino, 0o600, 1_000_000_000);
+    bench.drained();
+    change(&bench, ino, 0o640, 1_000_000_000);
+    bench.drained();
+    bench.rename("file", "moved", false);
+    bench.drained();
+    bench.rename("moved", "other", false);
+    bench.drained();
+    let changes = [Operation::Commit, Operation::Rename, Operation::SetAttributes];
+    let seen = order.seen.lock();
+    for wanted in changes {
+        assert!(seen.iter().any(|(operation, _)| *operation == wanted), "no {wanted:?}");
+    }
+    let early: Vec<_> =
+        seen.iter().filter(|(operation, early)| *early && changes.contains(operation)).collect();
+    // The file that a version is put together in has no name yet.
+    let in_place = early.iter().filter(|(operation, _)| *operation != Operation::SetAttributes);
+    assert_eq!(in_place.count(), 0, "{early:?}");
+    assert_eq!(bench.node.conflicts().0, 0);
+}
+
+#[test]
+fn attributes_set_in_place_when_noted_then_durably_and_before() {
+    for perm in [0o600, 0o644] {
+        let (bench, order) = bench();
+        let ino = bench.write("file", b"bytes");
+        bench.drained();
+        order.seen.lock().clear();
+        change(&bench, ino, perm, 1_000_000_000);
+        bench.node.reconcile(ino).expect("set");
+        let seen = order.seen.lock();
+        let set: Vec<_> = seen.iter().filter(|it| it.0 == Operation::SetAttributes).collect();
+        assert!(!set.is_empty() && set.iter().all(|(_, early)| !early), "{seen:?}");
+    }
+}
+
+#[test]
+fn rename_that_got_no_answer_when_found_then_durable_before_it_is_reported() {
+    let (bench, order) = bench();
+    let ino = bench.write("one", b"bytes");
+    bench.drained();
+    bench.rename("one", "two", false);
+    let lost =
+        Rule { fault: Verdict::Lost(libc::EIO), ..Rule::nth(Operation::Rename, 1, libc::EIO) };
+    order.flaky.set_rules(vec![lost]);
+    bench.node.reconcile(ino).expect_err("the answer was lost");
+    assert_eq!(bench.names(""), ["two"]);
+    order.seen.lock().clear();
+    bench.node.reconcile(ino).expect("found");
+    assert!(order.saw(Operation::Sync), "{:?}", order.seen.lock());
+    assert_eq!(bench.node.meta.get(ino).expect("it is there").backing.links.len(), 1);
+    // The change time that the rename has moved is not one of others' making.
+    bench.write("two", b"other bytes");
+    bench.drained();
+    assert_eq!((bench.node.conflicts().0, bench.read("two")), (0, b"other bytes".to_vec()));
+}
+
+/// A daemon that dies before it moves a file aside leaves a claim of a place that is not there; until a
+/// worker has looked, the file was not found.
+#[test]
+fn file_that_only_claims_a_place_in_limbo_when_opened_then_it_is_where_it_was() {
+    let bench = Bench::new();
+    let ino = bench.write("file", b"bytes");
+    bench.drained();
+    bench.node.meta.claim(ino, &parked_link(ino)).expect("claimed");
+    let opened = bench.node.open_version(ino).expect("it is there");
+    assert_eq!(opened.len().expect("its length"), 5);
+}
+
+/// A daemon that dies between the claim of a name and the publication leaves the removed file there, which
+/// was then taken for what others had made of the new one.
+#[test]
+fn new_file_that_only_claims_its_name_when_looked_at_then_the_removed_one_does_not_come_back() {
+    let bench = Bench::new();
+    bench.write("name", b"what was removed");
+    bench.drained();
+    bench.unlink("name");
+    let new = bench.make("name", FileKind::Regular, 0o644);
+    let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
+    bench.node.meta.claim(new, &link).expect("claimed");
+    bench.node.time_passes(new);
+    let known = bench.node.meta.get(new).expect("it is there");
+    let record = bench.node.revalidate(&Context::DAEMON, known).expect("it is there");
+    assert_eq!((record.attr.size, record.backing.fingerprint), (0, None));
+    bench.drained();
+    assert_eq!((bench.read("name"), bench.node.conflicts().0), (Vec::new(), 0));
+}
