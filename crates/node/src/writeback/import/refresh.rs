@@ -2,6 +2,7 @@
 //! known still counts as fresh.
 
 use std::path::Path;
+use std::time::Duration;
 
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
@@ -20,6 +21,9 @@ const PAGE: usize = 512;
 /// last looked at by this mount, or brought in as it was asked for.
 const ROOT_SEEN: &str = "root-seen";
 
+/// The kernel hears notices in less, but while a directory is locked by a call that waits.
+const NOTICES: Duration = Duration::from_secs(10);
+
 /// What was looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Looked {
@@ -37,6 +41,29 @@ impl Node {
     /// # Errors
     /// `ENOENT`, or what the backing store says.
     pub fn refresh(&self, path: &Path, advance: &mut dyn FnMut(Looked) -> bool) -> Result<Looked> {
+        let looked = self.look_below(path, advance)?;
+        self.wait_for_notices();
+        Ok(looked)
+    }
+
+    /// Waits until the kernel has heard what it must forget: whoever asked for a look sees what it
+    /// found, and not what the kernel remembers.
+    fn wait_for_notices(&self) {
+        let Some(kernel) = self.kernel.get() else { return };
+        let (sender, heard) = std::sync::mpsc::channel();
+        // Behind all notices that were given before.
+        kernel.expire(
+            Vec::new(),
+            Box::new(move || {
+                let _ = sender.send(());
+            }),
+        );
+        if heard.recv_timeout(NOTICES).is_err() {
+            tracing::debug!("the kernel has not heard yet what it must forget");
+        }
+    }
+
+    fn look_below(&self, path: &Path, advance: &mut dyn FnMut(Looked) -> bool) -> Result<Looked> {
         use std::os::unix::ffi::OsStrExt;
         let (mut at, mut looked) = (Ino::ROOT, Looked::default());
         for part in path.components().take(MAX_PARENTS) {
