@@ -102,6 +102,15 @@ pub(crate) fn sync_flushed(file: &File) -> Result<()> {
     Ok(location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))?)
 }
 
+/// Whether the backing store has the version that is known of a file under a name, durably. A worker
+/// that is about to move it claims the new name first, and reports when only that is left.
+fn surely_stands(record: &Record, at: &Link) -> bool {
+    let backing = &record.backing;
+    let is_only = backing.links.only() == Some(at);
+    let was_made = backing.links.contains(at) && !record.claims().contains(at);
+    backing.fingerprint.is_some() && (is_only || was_made)
+}
+
 impl Node {
     /// The version that the backing store has of a file, if the header of its object is older than
     /// the announcement of that version. After a crash of the machine a header, and the bytes with it,
@@ -205,9 +214,13 @@ impl Node {
             None => !source.replaces,
             // Of parts in several places nobody can tell later whether all of them are there.
             Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
-            Some(target) if is_newer(target) => !self.may_be_synced(context, target.ino)?,
+            // What it was before its unsynced changes has to be found there as well, if it was anything.
+            Some(target) if is_newer(target) => {
+                let stands = target.backing.fingerprint.is_none() || surely_stands(target, at);
+                stands && !self.may_be_synced(context, target.ino)?
+            }
             // After a move that is not written back yet what is below is an older one.
-            Some(target) => target.backing.links.contains(at),
+            Some(target) => surely_stands(target, at),
         };
         if kept {
             return Ok(());
@@ -248,7 +261,9 @@ impl Node {
         let location = file.location_for(context)?;
         let Some(place) = &location.place else { return Ok(true) };
         let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
-        Ok(says.map_or(true, |(header, len)| is_acknowledged(&header, len)))
+        // A clean one was written back a moment ago, and that is not reported yet: under which name is
+        // not known.
+        Ok(says.map_or(true, |(header, len)| !header.dirty || is_acknowledged(&header, len)))
     }
 
     fn edit_header_if(
