@@ -96,10 +96,19 @@ pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
 
 /// A header that knows the published version may come to its device before bytes that are in that
 /// version: after a power cut the object would count, without them. Before anybody is told that they
-/// are written back, they are on both.
+/// are written back, they are on both. Of a part the map has to know them as well: what it was synced
+/// without is not looked for in the backing store behind the end that the file had there before.
 pub(crate) fn sync_flushed(file: &File) -> Result<()> {
     let location = file.location.read();
-    Ok(location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))?)
+    let Some(place) = &location.place else { return Ok(()) };
+    let Some(presence) = &place.presence else { return Ok(place.object.sync(true)?) };
+    presence.write().begin_sync();
+    // Readers are not held up meanwhile.
+    if let Err(error) = place.object.sync(true) {
+        presence.write().abort_sync();
+        return Err(error.into());
+    }
+    Ok(presence.write().finish_sync()?)
 }
 
 /// Whether the backing store has the version that is known of a file under a name, durably. A worker

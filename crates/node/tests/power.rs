@@ -537,6 +537,65 @@ fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newe
     }
 }
 
+/// Copies all that the tier has right before the name of a version is made durable.
+#[derive(Default)]
+struct TierAtPublication {
+    dir: std::sync::OnceLock<PathBuf>,
+    published: AtomicBool,
+}
+
+fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
+    drop(std::fs::remove_dir_all(to));
+    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(copied.unwrap().success());
+}
+
+impl Interceptor for TierAtPublication {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Sync && self.published.load(Ordering::SeqCst) {
+            let dir = self.dir.get().unwrap();
+            copy_tree(&dir.join("tier0/objects"), &dir.join("objects"));
+        }
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation == Operation::Commit {
+            self.published.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A file of which a part is on the tier, synced, gets a longer end, which nobody syncs. When it is
+/// written back, its map on the device must be no older: that knows of no such end.
+#[test]
+fn part_with_a_new_end_when_written_back_and_the_tier_has_what_was_synced_then_its_end_is_there() {
+    let device = Arc::new(TierAtPublication::default());
+    let mut rig = Rig::new(&[8 * MIB], device.clone(), |_| {});
+    device.dir.set(rig.dir.clone()).unwrap();
+    let mut bytes = noise(7, 2_000_000);
+    std::fs::write(rig.backing().join("large"), &bytes).unwrap();
+    let fh = rig.open("large", libc::O_RDWR);
+    bytes[100_000..104_096].copy_from_slice(&noise(8, 4096));
+    rig.write(fh, 100_000, &bytes[100_000..104_096]);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    assert_eq!(maps(&rig).len(), 1, "the file is not partly resident");
+    rig.write(fh, 2_000_000, &noise(9, 100_000));
+    bytes.extend(noise(9, 100_000));
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("large") == bytes);
+    rig.crash();
+    // What was done since to header and map is lost, and of the map only what was synced counts.
+    copy_tree(&rig.dir.join("objects"), &rig.dir.join("tier0/objects"));
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    assert!(rig.get("large") == bytes, "what was written back is not shown");
+    rig.drain();
+    assert!(rig.plain("large") == bytes, "what was written back is not there any more");
+    assert_eq!(rig.node().conflicts().0, 0);
+}
+
 /// A removal of an object comes to the device with the next sync of a directory.
 #[derive(Default)]
 struct LastRemoved {
