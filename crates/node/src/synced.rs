@@ -158,9 +158,12 @@ impl Node {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
+        let len = place.object.len()?;
         self.edit_header_if(place, |header| {
             let change = header.dirty && !header.synced;
-            header.synced |= change;
+            if change {
+                (header.synced, header.size) = (true, len);
+            }
             place.headers.hear_synced(header.synced);
             change
         })
@@ -185,7 +188,9 @@ impl Node {
         self.edit_header_if(place, |header| {
             // What covers a copy was not empty, and an open by which it is written unseen syncs it.
             let change = header.covered && header.size == 0 && len > 0 && !header.synced;
-            header.synced |= change;
+            if change {
+                (header.synced, header.size) = (true, len);
+            }
             change
         })
     }
@@ -231,7 +236,7 @@ impl Node {
             // After a move that is not written back yet what is below is an older one.
             Some(target) => surely_stands(target, at),
         };
-        if kept {
+        if kept && !self.has_grown_since_a_sync(context, source.ino)? {
             return Ok(());
         }
         context.wait()?;
@@ -256,6 +261,24 @@ impl Node {
         let location = file.location_for(context)?;
         let parts = location.place.as_ref().is_some_and(|place| place.presence.is_some());
         Ok(parts || matches!(location.base, Underlay::Spill(_)))
+    }
+
+    /// Whether a file that counts after a crash of the machine, as it was synced once, would lack an end
+    /// that was written since: nobody could tell then that it is less than it was, and that what it has
+    /// replaced is to come back.
+    fn has_grown_since_a_sync(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        let location = file.location_for(context)?;
+        let Some(place) = &location.place else { return Ok(false) };
+        let (header, len) = (place.object.header()?, place.object.len()?);
+        // Of one that was empty when the kernel began to write it all is looked for.
+        let counts = header.synced || header.covered && header.size > 0;
+        Ok(header.dirty && counts && len > header.size)
     }
 
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or

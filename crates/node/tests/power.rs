@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_node::{CheckRequest, check};
+use forebay_node::{CheckRequest, Ino, check};
 use forebay_store::Tier;
-use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use forebay_store::tier::DirTier;
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -427,6 +427,33 @@ impl Interceptor for TierSyncs {
             self.0.note_bytes();
         }
     }
+}
+
+/// The object counts, as it was synced: nobody can tell that it is less than the new file was.
+#[test]
+fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_then_no_part_is_shown()
+ {
+    let device = Arc::new(Device::default());
+    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
+    device.objects.set(rig.dir.join("tier0/objects")).unwrap();
+    rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
+    std::fs::write(rig.backing().join("name"), noise(1, 20_480)).unwrap();
+    rig.start();
+    let bytes = noise(2, 20_480);
+    let fh = rig.create("new");
+    rig.write(fh, 0, &bytes[..8192]);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.write(fh, 8192, &bytes[8192..]);
+    rig.node().release(fh);
+    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    device.note_header();
+    rig.crash();
+    device.bring_back();
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    let shown = rig.get("name");
+    assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes", shown.len());
 }
 
 /// The header was on the device right before a version appeared, and right after it was reported.
