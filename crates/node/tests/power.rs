@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_node::{CheckRequest, check};
+use forebay_node::{CheckRequest, Ino, check};
 use forebay_store::Tier;
-use forebay_store::decorators::{Interceptor, Operation, Verdict};
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use forebay_store::tier::DirTier;
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -429,6 +429,33 @@ impl Interceptor for TierSyncs {
     }
 }
 
+/// The object counts, as it was synced: nobody can tell that it is less than the new file was.
+#[test]
+fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_then_no_part_is_shown()
+ {
+    let device = Arc::new(Device::default());
+    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
+    device.objects.set(rig.dir.join("tier0/objects")).unwrap();
+    rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
+    std::fs::write(rig.backing().join("name"), noise(1, 20_480)).unwrap();
+    rig.start();
+    let bytes = noise(2, 20_480);
+    let fh = rig.create("new");
+    rig.write(fh, 0, &bytes[..8192]);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.write(fh, 8192, &bytes[8192..]);
+    rig.node().release(fh);
+    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    device.note_header();
+    rig.crash();
+    device.bring_back();
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    let shown = rig.get("name");
+    assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes", shown.len());
+}
+
 /// The header was on the device right before a version appeared, and right after it was reported.
 struct HeaderAtCommit(Arc<Device>);
 
@@ -535,6 +562,65 @@ fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newe
         assert!(rig.plain("spilled") == bytes, "reported: {reported}");
         assert_eq!(rig.node().conflicts().0, 0);
     }
+}
+
+/// Copies all that the tier has right before the name of a version is made durable.
+#[derive(Default)]
+struct TierAtPublication {
+    dir: std::sync::OnceLock<PathBuf>,
+    published: AtomicBool,
+}
+
+fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
+    drop(std::fs::remove_dir_all(to));
+    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(copied.unwrap().success());
+}
+
+impl Interceptor for TierAtPublication {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Sync && self.published.load(Ordering::SeqCst) {
+            let dir = self.dir.get().unwrap();
+            copy_tree(&dir.join("tier0/objects"), &dir.join("objects"));
+        }
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation == Operation::Commit {
+            self.published.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A file of which a part is on the tier, synced, gets a longer end, which nobody syncs. When it is
+/// written back, its map on the device must be no older: that knows of no such end.
+#[test]
+fn part_with_a_new_end_when_written_back_and_the_tier_has_what_was_synced_then_its_end_is_there() {
+    let device = Arc::new(TierAtPublication::default());
+    let mut rig = Rig::new(&[8 * MIB], device.clone(), |_| {});
+    device.dir.set(rig.dir.clone()).unwrap();
+    let mut bytes = noise(7, 2_000_000);
+    std::fs::write(rig.backing().join("large"), &bytes).unwrap();
+    let fh = rig.open("large", libc::O_RDWR);
+    bytes[100_000..104_096].copy_from_slice(&noise(8, 4096));
+    rig.write(fh, 100_000, &bytes[100_000..104_096]);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    assert_eq!(maps(&rig).len(), 1, "the file is not partly resident");
+    rig.write(fh, 2_000_000, &noise(9, 100_000));
+    bytes.extend(noise(9, 100_000));
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("large") == bytes);
+    rig.crash();
+    // What was done since to header and map is lost, and of the map only what was synced counts.
+    copy_tree(&rig.dir.join("objects"), &rig.dir.join("tier0/objects"));
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    assert!(rig.get("large") == bytes, "what was written back is not shown");
+    rig.drain();
+    assert!(rig.plain("large") == bytes, "what was written back is not there any more");
+    assert_eq!(rig.node().conflicts().0, 0);
 }
 
 /// A removal of an object comes to the device with the next sync of a directory.

@@ -22,6 +22,8 @@ struct File {
     lens: Vec<usize>,
     /// Somebody was told that it is durable.
     synced: bool,
+    /// Or that a part of it is.
+    synced_in_part: bool,
     /// It came by a rename over another one, and nobody had synced it before.
     instead: Option<Instead>,
 }
@@ -73,12 +75,19 @@ impl File {
         self.instead.as_mut().map(|instead| &mut *instead.part)
     }
 
-    /// It took the place of another file by a rename.
+    /// It took the place of another file by a rename, and must be whole. If a part of it was synced before,
+    /// what was written over since may be as it was then: ext4 writes at such a rename only what has no
+    /// place on the disk yet.
     fn replace(&mut self, of: usize, from: Option<String>) {
         let part = Box::new(File { instead: None, ..self.clone() });
-        self.stamps.iter_mut().for_each(|stamps| drop(stamps.drain(..stamps.len() - 1)));
-        self.lens = vec![self.len()];
-        self.stamps.truncate(self.len().div_ceil(BLOCK));
+        let len = self.len();
+        if self.synced_in_part {
+            self.lens.iter_mut().for_each(|known| *known = (*known).max(len));
+        } else {
+            self.stamps.iter_mut().for_each(|stamps| drop(stamps.drain(..stamps.len() - 1)));
+            self.lens = vec![len];
+            self.stamps.truncate(len.div_ceil(BLOCK));
+        }
         self.instead = Some(Instead { of, from, part });
     }
 
@@ -321,6 +330,7 @@ impl Oracle {
 
     fn synced(&mut self, name: &str, file: usize, (at, count): (usize, usize), sync: Sync) {
         let file = &mut self.files[file];
+        file.synced_in_part |= sync != Sync::None;
         match sync {
             Sync::None => return,
             // Of a file that has a name that lasts.
@@ -461,5 +471,42 @@ impl Oracle {
         states.dedup();
         self.names.insert(name.into(), states);
         (None, remove)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(name: &str, (at, count): (usize, usize), stamp: u64, sync: Sync) -> Op {
+        Op::Write { name: name.into(), at, count, stamp, fresh: false, sync }
+    }
+
+    /// What a file system shows of a file that was written, written over and moved over a durable one.
+    fn is_allowed(sync: Sync, stamps: &[u64]) -> bool {
+        let mut oracle = Oracle::default();
+        oracle.add("old", 2, 100);
+        let steps = [
+            write("new", (0, 2), 10, Sync::None),
+            write("new", (1, 1), 20, sync),
+            write("new", (1, 1), 30, Sync::None),
+            write("new", (2, 1), 40, Sync::None),
+            Op::Move { from: "new".into(), to: "old".into(), dir: false },
+        ];
+        steps.iter().for_each(|step| oracle.carried_out(1, step, true));
+        let found: Vec<u8> = stamps.iter().flat_map(|stamp| block(*stamp)).collect();
+        oracle.found("old", Some(&found), &Below::new()).0.is_none()
+    }
+
+    #[test]
+    fn file_moved_over_a_durable_one_when_synced_in_part_then_that_part_may_be_as_it_was_then() {
+        for sync in [Sync::None, Sync::Each] {
+            assert!(is_allowed(sync, &[100, 101]), "the old one");
+            assert!(is_allowed(sync, &[10, 30, 40]), "the new one");
+            assert!(!is_allowed(sync, &[10, 30]), "without its end");
+            assert!(!is_allowed(sync, &[10, 50, 40]), "what was never written");
+        }
+        assert!(is_allowed(Sync::Each, &[10, 20, 40]), "as synced");
+        assert!(!is_allowed(Sync::None, &[10, 20, 40]), "nobody has synced that");
     }
 }

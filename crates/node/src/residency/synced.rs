@@ -96,10 +96,28 @@ pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
 
 /// A header that knows the published version may come to its device before bytes that are in that
 /// version: after a power cut the object would count, without them. Before anybody is told that they
-/// are written back, they are on both.
+/// are written back, they are on both. Of a part the map has to know them as well: what it was synced
+/// without is not looked for in the backing store behind the end that the file had there before.
 pub(crate) fn sync_flushed(file: &File) -> Result<()> {
     let location = file.location.read();
-    Ok(location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))?)
+    let Some(place) = &location.place else { return Ok(()) };
+    let Some(presence) = &place.presence else { return Ok(place.object.sync(true)?) };
+    presence.write().begin_sync();
+    // Readers are not held up meanwhile.
+    if let Err(error) = place.object.sync(true) {
+        presence.write().abort_sync();
+        return Err(error.into());
+    }
+    Ok(presence.write().finish_sync()?)
+}
+
+/// Whether the backing store has the version that is known of a file under a name, durably. A worker
+/// that is about to move it claims the new name first, and reports when only that is left.
+fn surely_stands(record: &Record, at: &Link) -> bool {
+    let backing = &record.backing;
+    let is_only = backing.links.only() == Some(at);
+    let was_made = backing.links.contains(at) && !record.claims().contains(at);
+    backing.fingerprint.is_some() && (is_only || was_made)
 }
 
 impl Node {
@@ -197,9 +215,12 @@ impl Node {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
+        let len = place.object.len()?;
         self.edit_header_if(place, |header| {
             let change = header.dirty && !header.synced;
-            header.synced |= change;
+            if change {
+                (header.synced, header.size) = (true, len);
+            }
             place.headers.hear_synced(header.synced);
             change
         })
@@ -224,7 +245,9 @@ impl Node {
         self.edit_header_if(place, |header| {
             // What covers a copy was not empty, and an open by which it is written unseen syncs it.
             let change = header.covered && header.size == 0 && len > 0 && !header.synced;
-            header.synced |= change;
+            if change {
+                (header.synced, header.size) = (true, len);
+            }
             change
         })
     }
@@ -262,11 +285,15 @@ impl Node {
             None => !source.replaces,
             // Of parts in several places nobody can tell later whether all of them are there.
             Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
-            Some(target) if is_newer(target) => !self.may_be_synced(context, target.ino)?,
+            // What it was before its unsynced changes has to be found there as well, if it was anything.
+            Some(target) if is_newer(target) => {
+                let stands = target.backing.fingerprint.is_none() || surely_stands(target, at);
+                stands && !self.may_be_synced(context, target.ino)?
+            }
             // After a move that is not written back yet what is below is an older one.
-            Some(target) => target.backing.links.contains(at),
+            Some(target) => surely_stands(target, at),
         };
-        if kept {
+        if kept && !self.has_grown_since_a_sync(context, source.ino)? {
             return Ok(());
         }
         context.wait()?;
@@ -293,6 +320,24 @@ impl Node {
         Ok(parts || matches!(location.base, Underlay::Spill(_)))
     }
 
+    /// Whether a file that counts after a crash of the machine, as it was synced once, would lack an end
+    /// that was written since: nobody could tell then that it is less than it was, and that what it has
+    /// replaced is to come back.
+    fn has_grown_since_a_sync(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let file = self.files.get(ino);
+        match self.load(context, &file) {
+            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        let location = file.location_for(context)?;
+        let Some(place) = &location.place else { return Ok(false) };
+        let (header, len) = (place.object.header()?, place.object.len()?);
+        // Of one that was empty when the kernel began to write it all is looked for.
+        let counts = header.synced || header.covered && header.size > 0;
+        Ok(header.dirty && counts && len > header.size)
+    }
+
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
     /// by another node, or can't be read, does not say.
     fn may_be_synced(&self, context: &Context, ino: Ino) -> Result<bool> {
@@ -305,7 +350,9 @@ impl Node {
         let location = file.location_for(context)?;
         let Some(place) = &location.place else { return Ok(true) };
         let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
-        Ok(says.map_or(true, |(header, len)| is_acknowledged(&header, len)))
+        // A clean one was written back a moment ago, and that is not reported yet: under which name is
+        // not known.
+        Ok(says.map_or(true, |(header, len)| !header.dirty || is_acknowledged(&header, len)))
     }
 
     fn edit_header_if(
