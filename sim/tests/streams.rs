@@ -220,15 +220,6 @@ fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
     assert!(hasty < usual && usual < patient, "{hasty} {usual} {patient}");
 }
 
-#[test]
-fn admission_for_certain_in_much_memory_then_no_cycle_grows_until_starts_take_half_a_minute() {
-    let args = arguments("x --placements 2");
-    let mut sums = admitted::sums(&args, 64e6, false, 30).expect("sums");
-    assert_eq!((sums.glitches, sums.late), (0, 0), "{sums}");
-    // The limit of 3 s is out of reach of the last ones, which is said in the documents.
-    assert!(sums.startup_p99() < 10.0, "{sums}, {}", sums.startup_p99());
-}
-
 #[derive(clap::Parser)]
 struct Arguments {
     #[command(flatten)]

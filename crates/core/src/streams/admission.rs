@@ -96,8 +96,7 @@ pub struct AdmissionConfig {
     pub least: f64,
     /// With a statistical guarantee, nanoseconds after which a stream must be expected to start at the
     /// latest, unless it says itself how long it waits: it is refused otherwise, until there is time.
-    /// For certain it is told when it starts, may be expected to wait for five times as long, and no cycle
-    /// is longer than four thirds of this.
+    /// For certain it is told when it starts, and no cycle is longer than four thirds of this.
     pub startup: u64,
     /// Streams that can join in a cycle. Deterministic admission sets nothing aside for them: they
     /// join when the order comes to their place.

@@ -9,9 +9,6 @@ use super::reader::{Clock, Member, Reader, State};
 use super::{Action, Actions, Machine, Scheme, StreamId, Title};
 use crate::unit::Tick;
 
-/// Who joins for certain may be expected to wait so many times as long as it should. Fewer would leave
-/// less streams than GPMP has in 64 MB on the disk of its paper.
-const CERTAIN: u64 = 5;
 const NO_PLACE: Refusal =
     Refusal { shortage: Shortage::Places, retry_after: None, fitting_rate: None, memory: None };
 
@@ -299,9 +296,8 @@ impl Machine {
         self.tell_holdings();
         match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
             Ok(plan) => {
-                let wait = self.expected_wait(now, plan.needs);
-                let times = if self.sure() { CERTAIN } else { 1 };
-                if wait > patience.saturating_mul(times) {
+                let wait = if self.sure() { 0 } else { self.expected_wait(now, plan.needs) };
+                if wait > patience {
                     self.demands.pop();
                     return Err(Refusal { retry_after: Some(wait), ..NO_PLACE });
                 }
