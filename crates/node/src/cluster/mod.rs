@@ -9,6 +9,7 @@
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
 //! backing store; files that a dead node owned wait for its return.
 
+mod admission;
 mod check;
 mod deadlock;
 mod forwarding;
@@ -49,6 +50,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
+pub(crate) use admission::{admit, note_secret, unbind, unbound};
 pub use check::check_cluster;
 pub(crate) use forwarding::Remote;
 pub use hand_over::{LockOwner, Membership};
@@ -243,12 +245,6 @@ pub(crate) fn bind_to_namespace(state_dir: &Path, meta: Option<&MetaStore>) -> R
             ))),
         };
     };
-    if state_dir.join(crate::node::METADATA).exists() {
-        return Err(NodeError::Config(format!(
-            "the tier of {shown} was used without a cluster: use another tier directory, or unmount \
-             cleanly and empty this one"
-        )));
-    }
     let identity = identity_of(meta)?;
     meta.identify_by(IDENTITY)?;
     match bound {
