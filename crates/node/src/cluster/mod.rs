@@ -29,6 +29,7 @@ mod redundancy;
 mod replay_cache;
 mod serve;
 mod sources;
+mod terms;
 mod versions;
 mod work;
 mod write_pins;
@@ -62,6 +63,9 @@ pub(crate) use peer_cache::SharedCopy;
 use peers::Peers;
 pub(crate) use redundancy::{Begun, REDUNDANCY};
 pub use redundancy::{Kept, SafetyReport};
+pub use terms::{
+    ClusterReport, ClusterTerms, NewTerms, cluster_terms, look_at_cluster, set_cluster_terms,
+};
 pub(crate) use write_pins::AccessMode;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
