@@ -290,15 +290,7 @@ impl Node {
             meta.rely(cluster.kernel_grants.clone());
             cluster.enter_store()?;
         }
-        bind_to_backing(&meta, &config.backing)?;
-        let store = bind_to_store(&meta, expected, &config)?;
-        if let Some(joined) = &config.cluster {
-            if former.is_none() {
-                cluster::note_secret(&meta, joined, &id_of(&tiers))?;
-            }
-            // Last, when nothing is left that speaks against it.
-            cluster::bind_to_namespace(&state_dir, Some(&meta))?;
-        }
+        let store = bind(&meta, &config, (&state_dir, &tiers, expected), former)?;
         let spills_noted = meta.has_setting_like(crate::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
@@ -596,6 +588,25 @@ fn bind_to_backing(meta: &MetaStore, backing: &Path) -> Result<()> {
             path.display()
         ))),
     }
+}
+
+/// Ties the namespace, the tiers and the backing store to each other. Which directory that is.
+fn bind(
+    meta: &MetaStore,
+    config: &NodeConfig,
+    (state_dir, tiers, expected): (&Path, &[TierSlot], &Expected),
+    former: Option<&Membership>,
+) -> Result<StoreIdentity> {
+    bind_to_backing(meta, &config.backing)?;
+    let store = bind_to_store(meta, expected, config)?;
+    if let Some(joined) = &config.cluster {
+        if former.is_none() {
+            cluster::note_secret(meta, joined, &id_of(tiers))?;
+        }
+        // Last, when nothing is left that speaks against it.
+        cluster::bind_to_namespace(state_dir, Some(meta))?;
+    }
+    Ok(store)
 }
 
 /// The backing store below the path is marked, so that it is known again. All nodes of a cluster must
