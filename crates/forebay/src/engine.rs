@@ -6,10 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_core::cluster::redundancy::Redundancy;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MountConfig, TierConfig};
-use crate::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, WirePath};
+use crate::control::{
+    ClusterLook, ClusterTerms, Control, ControlError, ControlResult, ErrorKind, OnProgress,
+    WirePath,
+};
 
 /// Something that can serve a mount.
 pub trait Engine: Sync {
@@ -63,6 +67,19 @@ pub trait Engine: Sync {
     /// Checks the state on tiers that no daemon uses.
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport>;
 
+    /// Stores what the nodes of a cluster agree on, on its metadata servers at an address as `--cluster`
+    /// takes it.
+    fn set_up_cluster(&self, address: &str, new: &ClusterSetUp) -> ControlResult<ClusterTerms> {
+        let _ = (address, new);
+        Err(no_clusters())
+    }
+
+    /// How a cluster is, seen from outside.
+    fn look_at_cluster(&self, address: &str) -> ControlResult<ClusterLook> {
+        let _ = address;
+        Err(no_clusters())
+    }
+
     /// This process dies of every panic from now on. Returns who is to hear of a panic first: he notes
     /// what the thread was at, so that the next daemon does not try it again, and says whether that is
     /// a request, whose number the engine notes before it ends the process itself.
@@ -110,6 +127,21 @@ pub trait Mounted: Send + Sync {
 
 fn cannot_hand_over() -> ControlError {
     ControlError::new(ErrorKind::Unsupported, "this mount can't be handed over")
+}
+
+fn no_clusters() -> ControlError {
+    ControlError::new(ErrorKind::Unsupported, "this build knows no clusters")
+}
+
+/// What the nodes of a cluster are to agree on; what is `None` stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterSetUp {
+    /// Replicas of a metadata server that must have a change before it counts.
+    pub replicas: Option<u32>,
+    /// What other nodes keep of what a node writes.
+    pub redundancy: Option<Redundancy>,
+    /// The file with the secret of the nodes.
+    pub secret: Option<PathBuf>,
 }
 
 /// How the service of a mount ended.

@@ -29,5 +29,7 @@ mod trace_file;
 pub mod units;
 
 pub use commands::run;
-pub use engine::{CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted};
+pub use engine::{
+    ClusterSetUp, CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted,
+};
 pub use error::{Error, Exit};

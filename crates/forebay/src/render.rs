@@ -567,6 +567,7 @@ pub fn cluster(status: &ClusterStatus) -> String {
             NodeState::Up => ("up", format_seconds(node.silent_s)),
             NodeState::Leaving => ("leaving", format_seconds(node.silent_s)),
             NodeState::Dead => ("dead", format_seconds(node.silent_s)),
+            NodeState::Silent => ("silent", format!("> {}", format_seconds(node.silent_s))),
         };
         let dirty = match node.dirty_files {
             0 => "nothing".into(),

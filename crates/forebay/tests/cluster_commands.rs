@@ -196,6 +196,17 @@ fn servers_for_a_job_then_mounts_share_them_and_a_later_start_knows_all() {
     }
     fs::write(site.path("mnt0/f"), b"shared").unwrap();
     assert_eq!(fs::read(site.path("mnt1/f")).unwrap(), b"shared");
+    // One address is enough for nodes to know each other, and to be asked about without a mount.
+    assert_eq!(mode(&servers.dir().join("secret")), 0o600);
+    let from_outside = format!("file:{}", address.display());
+    let (code, text) = site.run(&["cluster", "status", "--cluster", &from_outside, "--json"]);
+    assert_eq!(code, 0, "{text}");
+    let look: Value = serde_json::from_str(&text).unwrap();
+    for node in look["nodes"].as_array().unwrap() {
+        assert_eq!(node["state"], "up", "{text}");
+        assert!(node["reach"].as_str().unwrap().starts_with("tcp://"), "{text}");
+    }
+    assert_eq!(look["nodes"].as_array().unwrap().len(), 2, "{text}");
     for node in 0..2 {
         umount(&site, node);
     }
@@ -235,7 +246,8 @@ fn servers_with_replicas_then_changes_count_when_a_replica_has_them() {
         let (code, text) = try_mount(&site, 0, &["--cluster-replicas", replicas]);
         assert!(code != 0 && text.contains(why), "{code} {text}");
     }
-    mount(&site, 0, &["--cluster-replicas", "1"]);
+    // Who says nothing takes what was agreed on when the servers were made.
+    mount(&site, 0, &[]);
     for number in 0..20 {
         fs::create_dir(site.path(&format!("mnt0/d{number}"))).unwrap();
     }
@@ -245,6 +257,47 @@ fn servers_with_replicas_then_changes_count_when_a_replica_has_them() {
     let pids = servers.pids();
     let (code, text) = servers.run("stop", &[]);
     assert!(code == 0 && pids.into_iter().all(|pid| !alive(pid)), "{text}");
+}
+
+#[test]
+fn servers_with_two_replicas_when_one_dies_then_nothing_is_lost_and_work_goes_on() {
+    if !can_cluster() {
+        return;
+    }
+    let site = Site::new();
+    let servers = Servers { site: &site };
+    let _mounts = Mounts(&site, 1);
+    let (code, text) = servers.run("init", &["--replicas", "2"]);
+    assert_eq!(code, 0, "{text}");
+    let address = format!("file:{}", site.text("meta/address"));
+    let look = || site.run(&["cluster", "status", "--cluster", &address]);
+    let (code, text) = look();
+    assert!(code == 0 && text.contains("nothing is lost, and work goes on"), "{code} {text}");
+    mount(&site, 0, &[]);
+    // So many directories that each server has some.
+    for number in 0..30 {
+        fs::create_dir(site.path(&format!("mnt0/d{number}"))).unwrap();
+        fs::write(site.path(&format!("mnt0/d{number}/before")), b"x").unwrap();
+    }
+    // The first ports are those of the primaries.
+    let dirs = fs::read_dir(servers.dir()).unwrap().flatten();
+    let mut ports: Vec<PathBuf> =
+        dirs.map(|dir| dir.path()).filter(|dir| dir.join("pid").exists()).collect();
+    ports.sort_by_key(|dir| dir.file_name().unwrap().to_str().unwrap().parse::<u16>().unwrap());
+    let pid = fs::read_to_string(ports[1].join("pid")).unwrap().trim().parse().unwrap();
+    signal(pid, Signal::KILL);
+    assert!(wait_for(LIMIT, || !alive(pid)));
+    // A call fails at most until another server has taken over.
+    for number in 0..30 {
+        let dir = site.path(&format!("mnt0/d{number}"));
+        assert!(wait_for(LIMIT, || fs::write(dir.join("after"), b"y").is_ok()), "d{number}");
+        assert_eq!(fs::read(dir.join("before")).unwrap(), b"x");
+    }
+    let dead = ports[1].file_name().unwrap().to_str().unwrap();
+    let (code, text) = look();
+    assert!(code == 0 && text.contains(dead), "{code} {text}");
+    umount(&site, 0);
+    assert_eq!(fs::read(site.path("backing/d29/after")).unwrap(), b"y");
 }
 
 fn status(ring: &Ring, node: usize) -> Vec<Value> {

@@ -54,6 +54,40 @@ fn owner_when_killed_then_all_that_was_acknowledged_is_there_and_what_it_returns
 }
 
 #[test]
+fn file_kept_aside_when_the_backing_store_has_its_bytes_then_it_goes_and_another_stays() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(2);
+    ring.mount_all(&KEPT);
+    let bytes = vec![7; 3 << 20];
+    fs::write(ring.at(0, "same"), &bytes).unwrap();
+    fs::write(ring.at(0, "more"), &bytes).unwrap();
+    let open = OpenOptions::new().write(true).open(ring.at(0, "more")).unwrap();
+    let daemon = ring.daemon(0);
+    open.write_all_at(b"nobody was told that this is safe", 2 << 20).unwrap();
+    signal(daemon, rustix::process::Signal::KILL);
+    assert!(wait_for(LONG, || !alive(daemon)));
+    ring.detach(0);
+    drop(open);
+    for name in ["same", "more"] {
+        assert!(wait_for(LONG, || fs::read(ring.at(1, name)).is_ok_and(|read| read == bytes)));
+    }
+    ring.mount(0, &KEPT);
+    assert_eq!(count(&ring, 0, "aside_files"), 2, "{}", ring.log(0));
+    sync(&ring, 1..2);
+    assert!(wait_for(LONG, || count(&ring, 0, "aside_files") == 1), "{}", ring.log(0));
+    let aside = ring.site.path("tier0/aside");
+    let left: Vec<_> = fs::read_dir(aside).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [left] = &left[..] else { panic!("{left:?}") };
+    assert!(fs::read(left).unwrap()[2 << 20..].starts_with(b"nobody was told"));
+    for name in ["same", "more"] {
+        assert_eq!(fs::read(ring.at(0, name)).unwrap(), bytes);
+    }
+    ring.umount_all();
+}
+
+#[test]
 fn node_when_fenced_then_a_new_file_is_refused_and_leaves_no_name() {
     if !can_cluster() {
         return;

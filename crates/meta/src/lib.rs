@@ -25,7 +25,7 @@ pub use clock::BootInstant;
 pub use engine::{
     Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseObserver,
     LeaseOptions, Leased, LossReport, Losses, Memory, MiniTransaction, Outcome, Page, Redis,
-    RedisOptions, Spanning, Stamp, Teller, Tenure, Write,
+    RedisOptions, ServerLog, ServerReport, Spanning, Stamp, Teller, Tenure, Write, look_at_servers,
 };
 pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;
@@ -34,7 +34,7 @@ pub use store::{
     Accessed, Answer, ChangeRight, CopiesMade, Counts, Entry, EntryPlus, Found, LeaveOrder, Member,
     MetaStore, Moment, NewInode, NodeName, NodeStatus, Options, Owned, Ownership, Queue, RecallAim,
     RecallRequest, Refreshed, RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished,
-    Violation, XattrFlags, Xattrs,
+    Violation, XattrFlags, Xattrs, members_of, node_statuses_of, settings_of,
 };
 pub use types::{
     Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Record, Seq,

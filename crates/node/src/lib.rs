@@ -36,8 +36,9 @@ mod writeback;
 
 pub use clock::wall_time;
 pub use cluster::{
-    InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockOwner, LockRequest, Membership,
-    NodeReport, Renaming, SafetyReport, Shown, Waited, check_cluster,
+    ClusterReport, ClusterTerms, InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockOwner,
+    LockRequest, Membership, NewTerms, NodeReport, Renaming, SafetyReport, Shown, Waited,
+    check_cluster, cluster_terms, look_at_cluster, set_cluster_terms,
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
@@ -50,7 +51,10 @@ pub use failpoints::{arm_fail_points, fail_points};
 pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
-pub use forebay_meta::{Attr, EngineError, Error as MetaError, Moment, NodeStatus, Owned, Teller};
+pub use forebay_meta::{
+    Attr, EngineError, Error as MetaError, Moment, NodeStatus, Owned, ServerLog, ServerReport,
+    Teller,
+};
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use forebay_types::{FileKind, Ino, Timestamp};

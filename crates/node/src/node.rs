@@ -124,6 +124,9 @@ pub(crate) const METADATA: &str = "meta";
 /// Under which name the namespace knows the path of its backing store.
 pub(crate) const BACKING_SETTING: &str = "backing";
 
+/// Under which name the namespace of a cluster knows the mark of its backing store.
+pub(crate) const STORE_SETTING: &str = "store";
+
 /// Where it notes what it has committed under leases, there.
 const LEASES: &str = "leases";
 
@@ -161,6 +164,10 @@ impl Node {
         directory.claim_private_area()?;
         expected.markable = Some(directory.clone());
         let own: Vec<&dyn Tier> = tiers.iter().map(|slot| &*slot.tier).collect();
+        let unbound = match handed_over {
+            None => cluster::unbound(&config, &expected),
+            Some(_) => Vec::new(),
+        };
         // Before the root is looked at, whose times this changes.
         let noted = members::leave_note(&directory, &config, &own);
         let backing: Arc<dyn BackingStore> = directory.clone();
@@ -177,6 +184,7 @@ impl Node {
                 Ok(node)
             }
             Err(error) => {
+                cluster::unbind(&unbound);
                 if noted && let Err(error) = directory.forget_mount(&owner) {
                     tracing::debug!(%error, "the note of the mount stays in the backing store");
                 }
@@ -227,32 +235,45 @@ impl Node {
         backing: Arc<dyn BackingStore>,
         handed_over: Option<&HandOverState>,
     ) -> Result<Arc<Node>> {
+        let is_new = handed_over.is_none() && !tiers.1.is_known();
         let node = Self::build(config, tiers, backing, handed_over)?;
-        node.note_members(false)?;
-        node.start_heartbeat();
-        node.import_root()?;
+        match node.begin(handed_over) {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                // It has nothing that anybody could wait for.
+                node.leave_cluster(is_new);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes up what an earlier node left, and serves.
+    fn begin(self: &Arc<Self>, handed_over: Option<&HandOverState>) -> Result<()> {
+        self.note_members(false)?;
+        self.start_heartbeat();
+        self.import_root()?;
         match handed_over {
             None => {
-                node.recover(&HashSet::new())?;
-                node.look_at_a_replaced_root()?;
+                self.recover(&HashSet::new())?;
+                self.look_at_a_replaced_root()?;
             }
-            Some(handed_over) => node.resume(handed_over)?,
+            Some(handed_over) => self.resume(handed_over)?,
         }
-        node.tell_set_aside_work();
-        if !node.config.read_only {
-            node.look_at_rights();
-            node.look_at_names();
+        self.tell_set_aside_work();
+        if !self.config.read_only {
+            self.look_at_rights();
+            self.look_at_names();
         }
-        node.note_all_moved();
-        node.take_up_written_entries()?;
-        node.take_up_rest_gone()?;
-        node.start_reconciler();
-        node.start_ticker();
-        node.start_peers()?;
-        node.start_cluster_life();
-        node.start_keeping_copies();
-        node.start_cluster_locks();
-        Ok(node)
+        self.note_all_moved();
+        self.take_up_written_entries()?;
+        self.take_up_rest_gone()?;
+        self.start_reconciler();
+        self.start_ticker();
+        self.start_peers()?;
+        self.start_cluster_life();
+        self.start_keeping_copies();
+        self.start_cluster_locks();
+        Ok(())
     }
 
     fn build(
@@ -264,7 +285,7 @@ impl Node {
         let generation = handed_over.map_or(0, HandOverState::next_generation);
         let former = handed_over.and_then(|handed_over| handed_over.membership.as_ref());
         let state_dir = make_state_dir(&config, &tiers)?;
-        let meta = open_namespace(&config, &state_dir, &tiers, former)?;
+        let meta = open_namespace(&config, (&state_dir, &tiers, expected), former)?;
         expected.confirm(&meta, &state_dir, &tiers)?;
         let cluster = meta.member().zip(config.cluster.clone());
         let cluster =
@@ -273,8 +294,7 @@ impl Node {
             meta.rely(cluster.kernel_grants.clone());
             cluster.enter_store()?;
         }
-        bind_to_backing(&meta, &config.backing)?;
-        let store = bind_to_store(&meta, expected, &config)?;
+        let store = bind(&meta, &config, (&state_dir, &tiers, expected), former)?;
         let spills_noted = meta.has_setting_like(crate::residency::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
@@ -508,8 +528,7 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
 
 fn open_namespace(
     config: &NodeConfig,
-    state_dir: &Path,
-    tiers: &[TierSlot],
+    (state_dir, tiers, expected): (&Path, &[TierSlot], &Expected),
     former: Option<&Membership>,
 ) -> Result<MetaStore> {
     let Some(cluster) = &config.cluster else {
@@ -525,6 +544,7 @@ fn open_namespace(
     // One that goes on for programs does so with the servers that there are.
     if former.is_none() {
         engine.check_replicas().map_err(forebay_meta::Error::from)?;
+        cluster::admit(&engine, config, cluster, (state_dir, &id_of(tiers)), expected)?;
     }
     let engine: Box<dyn Engine> = match cluster.leases {
         true => {
@@ -540,13 +560,15 @@ fn open_namespace(
         }
         false => Box::new(engine),
     };
-    let id = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
-    let node = Some(NodeName { id, address: cluster.host.clone() });
+    let node = Some(NodeName { id: id_of(tiers), address: cluster.host.clone() });
     let resume = former.and_then(Membership::incarnation);
     let options = Options { node, resume, ..Options::default() };
-    let meta = MetaStore::open(engine, &options)?;
-    cluster::bind_to_namespace(state_dir, Some(&meta))?;
-    Ok(meta)
+    Ok(MetaStore::open(engine, &options)?)
+}
+
+/// What tells this node from others.
+fn id_of(tiers: &[TierSlot]) -> String {
+    tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default()
 }
 
 fn open_meta(dir: &Path) -> Result<MetaStore> {
@@ -572,6 +594,25 @@ fn bind_to_backing(meta: &MetaStore, backing: &Path) -> Result<()> {
     }
 }
 
+/// Ties the namespace, the tiers and the backing store to each other. Which directory that is.
+fn bind(
+    meta: &MetaStore,
+    config: &NodeConfig,
+    (state_dir, tiers, expected): (&Path, &[TierSlot], &Expected),
+    former: Option<&Membership>,
+) -> Result<StoreIdentity> {
+    bind_to_backing(meta, &config.backing)?;
+    let store = bind_to_store(meta, expected, config)?;
+    if let Some(joined) = &config.cluster {
+        if former.is_none() {
+            cluster::note_secret(meta, joined, &id_of(tiers))?;
+        }
+        // Last, when nothing is left that speaks against it.
+        cluster::bind_to_namespace(state_dir, Some(meta))?;
+    }
+    Ok(store)
+}
+
 /// The backing store below the path is marked, so that it is known again. All nodes of a cluster must
 /// have the same.
 fn bind_to_store(
@@ -579,29 +620,38 @@ fn bind_to_store(
     expected: &Expected,
     config: &NodeConfig,
 ) -> Result<StoreIdentity> {
-    const SETTING: &str = "store";
     let shared = config.cluster.is_some();
-    let known = if shared { meta.setting(SETTING)? } else { None };
+    let known = if shared { meta.setting(STORE_SETTING)? } else { None };
+    check_shared_store(known.as_deref(), expected, config)?;
+    let Some(directory) = &expected.markable else { return Ok(expected.store.clone()) };
+    let store = directory.marked_identity()?;
+    if shared && !store.mark.is_empty() {
+        meta.set_setting(STORE_SETTING, store.mark.as_bytes())?;
+    }
+    Ok(store)
+}
+
+/// Refuses a backing store that is not that of the other nodes, which is known by its mark.
+pub(crate) fn check_shared_store(
+    known: Option<&[u8]>,
+    expected: &Expected,
+    config: &NodeConfig,
+) -> Result<()> {
     // Again, after the setting: another node may have made both in this moment.
     let found = match &expected.markable {
-        Some(directory) if shared => directory.identity()?,
+        Some(directory) if config.cluster.is_some() => directory.identity()?,
         _ => expected.store.clone(),
     };
-    if let Some(known) = known.filter(|known| known != found.mark.as_bytes()) {
-        return Err(NodeError::BadState(format!(
+    match known.filter(|known| *known != found.mark.as_bytes()) {
+        None => Ok(()),
+        Some(known) => Err(NodeError::BadState(format!(
             "{0} on this node is not the backing store of the cluster, though it has its path: mount \
              its file system there. If it is the right one and has lost its mark, put it back: \
              `echo forebay-store 1 {1} > {0}/.forebay/store`",
             config.backing.display(),
-            String::from_utf8_lossy(&known),
-        )));
+            String::from_utf8_lossy(known),
+        ))),
     }
-    let Some(directory) = &expected.markable else { return Ok(found) };
-    let store = directory.marked_identity()?;
-    if shared && !store.mark.is_empty() {
-        meta.set_setting(SETTING, store.mark.as_bytes())?;
-    }
-    Ok(store)
 }
 
 fn steward_config(config: &NodeConfig) -> StewardConfig {

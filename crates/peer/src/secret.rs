@@ -65,6 +65,12 @@ impl ClusterSecret {
         &self.0
     }
 
+    /// What tells it from other secrets, and nothing of it: 16 digits.
+    pub fn fingerprint(&self) -> String {
+        let print = self.derive("forebay fingerprint 1");
+        print[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// What a node needs to talk by TLS: a certificate of its own, and how it judges others.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use super::program::Program;
 
 /// Those that take more than about 25 seconds beside another one on a machine with two processors.
 const SLOW: &[&str] = &[
+    "crates/forebay/tests/cluster_admission.rs",
     "crates/forebay/tests/cluster_commands.rs",
     "crates/forebay/tests/cluster_failover.rs",
     "crates/forebay/tests/cluster_fencing.rs",

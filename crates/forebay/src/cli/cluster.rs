@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use forebay_core::cluster::redundancy::Redundancy;
 
 use super::help;
 
@@ -33,7 +34,9 @@ pub enum ClusterCommand {
 /// Arguments of `cluster init`.
 #[derive(Debug, Args)]
 pub struct ClusterInitArgs {
-    /// Where the servers keep their data, logs and configuration; made if it is not there
+    /// Where the servers keep their data, logs and configuration; made if it is not there. Or the address
+    /// of servers of the site's own (redis://HOST/NAME), where only the settings are stored
+    #[arg(value_name = "DIR|ADDRESS")]
     pub dir: PathBuf,
     /// How many servers share the names: 1, or 3 and more [default: 1, or 3 with replicas]
     #[arg(long, value_name = "N")]
@@ -47,6 +50,17 @@ pub struct ClusterInitArgs {
     /// The first of their ports; the others follow [default: free ones]
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
+    /// What all mounts have as --cluster-replicas unless they are told otherwise [default: 1 with
+    /// replicas]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=5))]
+    pub cluster_replicas: Option<u32>,
+    /// What all mounts have as --redundancy unless they are told otherwise
+    #[arg(long, value_name = "LEVEL")]
+    pub redundancy: Option<Redundancy>,
+    /// The file with the secret of the nodes, which mounts with another one are refused for [default: a
+    /// new one, DIR/secret]
+    #[arg(long, value_name = "FILE")]
+    pub cluster_secret: Option<PathBuf>,
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
@@ -64,6 +78,10 @@ pub struct ClusterStopArgs {
 pub struct ClusterStatusArgs {
     /// A mount of the cluster; may be left out if there is only one on this machine
     pub mountpoint: Option<PathBuf>,
+    /// In place of a mount, ask the metadata servers: what mounts have as --cluster
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "mountpoint",
+        value_parser = crate::config::cluster_address)]
+    pub cluster: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

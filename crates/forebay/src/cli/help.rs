@@ -406,24 +406,32 @@ Keys: q or Esc quits, p pauses, + and - change the interval.";
 pub const DOCTOR: &str = "\
 Checks the kernel, /dev/fuse, privileges, passthrough, io_uring, limits and, if named, the \
 directories that are meant as tiers and backing store (extended attributes, leases, how deep their \
-file systems are stacked), and says what to do about each finding. Changes nothing.";
+file systems are stacked), and says what to do about each finding. With --cluster also how the \
+metadata servers are, whether they keep a log, what becomes of the names when one dies, and whether the \
+backing store is that of the other nodes. Changes nothing.";
 
 /// `cluster init`.
 pub const CLUSTER_INIT: &str = "\
 Starts redis-server (Redis 7) with a password and a log on disk, for tests or for the time of a \
-job, and waits until it serves. DIR gets the data, the logs and the file `address`, which is what \
-`mount --cluster file:DIR/address` takes: who can read it can change the names, so all of DIR is \
-the caller's alone. If DIR has servers already, those that do not run are started again. For a \
-site's own servers see docs/reference/metadata-cluster.md.
+job, and waits until it serves. DIR gets the data, the logs, the file `address`, which is what \
+`mount --cluster file:DIR/address` takes, and a new `secret` for the nodes, which such a mount takes \
+from there: who can read them can change everything, so all of DIR is the caller's alone. If DIR has \
+servers already, those that do not run are started again. Servers of the site's own are named by \
+their address in place of DIR.
 
-With --replicas each server has copies of its data on others, one of which takes over when it \
-dies; mounts then need --cluster-replicas 1 or more, so that it has what was changed right before. \
-What took over needs a replica of its own: start the dead one again with the same command, or give 2.";
+With --replicas each server has copies of its data on others, one of which takes over when it dies. \
+With 2 work goes on then; with 1 changes fail in the part of the dead one until it is started again, \
+with the same command.
+
+--cluster-replicas, --redundancy and --cluster-secret are stored on the servers once, for all mounts: \
+who is not told otherwise does as they say, and who has another secret is refused.";
 
 /// Examples of `cluster`.
 pub const CLUSTER_EXAMPLES: &str = "\
 Examples:
-  forebay cluster init /shared/job/meta --bind 10.0.0.1
+  forebay cluster init /shared/job/meta --bind 10.0.0.1 --replicas 2
+  forebay cluster init redis://meta1,meta2/projects --cluster-replicas 1 --redundancy replicas=1
+  forebay cluster status --cluster file:/shared/job/meta/address
   forebay mount /lustre/data /data --tier /nvme/f=80% --cluster file:/shared/job/meta/address
   forebay cluster status /data
   forebay umount /data
@@ -437,7 +445,9 @@ first: a mount without its metadata servers gives errors.";
 /// `cluster status`.
 pub const CLUSTER_STATUS: &str = "\
 Shows all nodes that have ever joined: their numbers, whether they live, and what each has that the \
-backing store lacks, as each said last.";
+backing store lacks, as each said last. With --cluster no mount is needed: the metadata servers are \
+asked, and told as well are their addresses, versions and logs, what becomes of the names when one \
+dies, and what the nodes have agreed on; nodes are watched for four seconds.";
 
 /// `cluster drain`.
 pub const CLUSTER_DRAIN: &str = "\

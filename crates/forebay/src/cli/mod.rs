@@ -443,6 +443,9 @@ pub struct DoctorArgs {
     pub tiers: Vec<PathBuf>,
     /// The directory that is meant as backing store
     pub backing: Option<PathBuf>,
+    /// The metadata servers of a cluster that is to be joined: what mounts have as --cluster
+    #[arg(long, value_name = "ADDRESS", value_parser = crate::config::cluster_address)]
+    pub cluster: Option<String>,
     /// Print JSON: a list of checks
     #[arg(long)]
     pub json: bool,

@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use super::{print, print_json};
 use crate::cli::DoctorArgs;
+use crate::commands::cluster::Outlook;
 use crate::config::{CAP_SYS_ADMIN, Facts, SystemFacts, has_capability};
-use crate::control::runtime_dir;
+use crate::control::{ClusterLook, ClusterServer, ServerLog, runtime_dir};
+use crate::engine::Engine;
 use crate::error::{Error, Exit};
 use crate::mountinfo;
 use crate::units::format_bytes;
@@ -37,7 +39,7 @@ struct Check {
 }
 
 /// Runs all checks; fails with the code for missing features if Forebay will not work.
-pub fn run(args: &DoctorArgs) -> Result<u8, Error> {
+pub fn run(args: &DoctorArgs, engine: &dyn Engine) -> Result<u8, Error> {
     let mut checks = vec![
         kernel(),
         fuse_device(),
@@ -56,6 +58,9 @@ pub fn run(args: &DoctorArgs) -> Result<u8, Error> {
         checks.push(tier(dir, args.backing.as_deref()));
         checks.extend(stack_depth(dir));
         checks.extend(leases(dir));
+    }
+    if let Some(address) = &args.cluster {
+        checks.extend(cluster(&engine.look_at_cluster(address)?, args.backing.as_deref()));
     }
     if args.json {
         print_json(&checks)?;
@@ -345,6 +350,77 @@ fn tier(dir: &Path, backing: Option<&Path>) -> Check {
     } else {
         check("tier", Verdict::Ok, free)
     }
+}
+
+/// Whether a cluster can be joined from here.
+fn cluster(look: &ClusterLook, backing: Option<&Path>) -> Vec<Check> {
+    let mut checks: Vec<Check> = look.servers.iter().map(metadata_server).collect();
+    checks.push(match &look.trouble {
+        None => check("names", Verdict::Ok, super::cluster::agreed(&look.terms)),
+        Some(why) => check("names", Verdict::Missing, why.clone()),
+    });
+    let (outlook, text) = super::cluster::survives(look);
+    let verdict = match outlook {
+        Outlook::GoesOn => Verdict::Ok,
+        Outlook::Waits => Verdict::Limited,
+        Outlook::Unfit => Verdict::Missing,
+    };
+    checks.push(check("server dies", verdict, text));
+    checks.extend(backing.and_then(|backing| shared_store(look, backing)));
+    checks
+}
+
+fn metadata_server(server: &ClusterServer) -> Check {
+    let what = format!(
+        "{}: {}, {}, log {}",
+        server.address,
+        server.version.as_deref().unwrap_or("version unknown"),
+        if server.primary { "primary" } else { "replica" },
+        super::cluster::log_of(server)
+    );
+    match (&server.trouble, server.log) {
+        // Others have taken its part over, or it will be missed by them.
+        (Some(why), _) if !server.serves => {
+            check("server", Verdict::Limited, format!("{}: {why}", server.address))
+        }
+        (Some(why), _) => check("server", Verdict::Missing, format!("{}: {why}", server.address)),
+        (None, Some(ServerLog::Nothing)) => check(
+            "server",
+            if server.primary { Verdict::Missing } else { Verdict::Limited },
+            format!("{what}: set `appendonly yes` there, or its end loses all names"),
+        ),
+        (None, Some(ServerLog::EverySecond)) => check(
+            "server",
+            Verdict::Limited,
+            format!("{what}: a loss of power may take the last two seconds; `appendfsync always`"),
+        ),
+        (None, _) => check("server", Verdict::Ok, what),
+    }
+}
+
+/// Whether a directory is the backing store that the nodes of a cluster have; nothing before any has
+/// mounted.
+fn shared_store(look: &ClusterLook, backing: &Path) -> Option<Check> {
+    let known = look.terms.backing.as_ref()?.as_path();
+    let path = std::fs::canonicalize(backing).unwrap_or_else(|_| backing.to_owned());
+    let shown = path.display();
+    if path != known {
+        let known = known.display();
+        let why = format!("{shown}: the nodes have theirs at {known}, and all must have it there");
+        return Some(check("shared store", Verdict::Missing, why));
+    }
+    let mark = look.terms.store.as_deref()?;
+    let here = std::fs::read_to_string(path.join(".forebay/store")).unwrap_or_default();
+    Some(match here.split_whitespace().last() == Some(mark) {
+        true => check("shared store", Verdict::Ok, format!("{shown}: that of the other nodes")),
+        false => check(
+            "shared store",
+            Verdict::Missing,
+            format!(
+                "{shown}: not that of the other nodes (mark {mark}): mount its file system there"
+            ),
+        ),
+    })
 }
 
 /// A file without a name.

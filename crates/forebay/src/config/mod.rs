@@ -8,11 +8,11 @@ mod settings;
 mod sources;
 mod validate;
 
-pub use parse::cluster_address;
 pub use parse::{
     ClusterSettings, Coherence, Durability, LogFormat, MountConfig, Passthrough, SpaceSize,
     StreamDevice, StreamSettings, Throttle, TierConfig, Transport, Writeback,
 };
+pub use parse::{SECRET_FILE, cluster_address};
 pub use settings::{SETTINGS, Setting, Settings, Value, ValueKind};
 pub use sources::{
     FileSource, Origin, check_environment, nearest, offer_environment, offer_mount_options,

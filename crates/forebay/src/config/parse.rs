@@ -221,12 +221,13 @@ pub struct ClusterSettings {
     pub secret: Option<PathBuf>,
     /// The file with another secret that is believed, too.
     pub other_secret: Option<PathBuf>,
-    /// Replicas of a metadata server that must have a change before it counts.
-    pub replicas: u32,
+    /// Replicas of a metadata server that must have a change before it counts; nothing for what the
+    /// cluster says.
+    pub replicas: Option<u32>,
     /// Whether leases of directories are taken.
     pub leases: bool,
-    /// What other nodes keep of what is written here.
-    pub redundancy: Redundancy,
+    /// What other nodes keep of what is written here; nothing for what the cluster says.
+    pub redundancy: Option<Redundancy>,
     /// Bytes a second to make lost copies again.
     pub repair_rate: u64,
 }
@@ -383,19 +384,28 @@ impl<'a> Reader<'a> {
     fn cluster(&self) -> Result<Option<ClusterSettings>, Error> {
         let address = self.parse("cluster", parse_cluster)?;
         let transport = self.word("cluster-transport", WAYS)?;
-        let listen = self.parse("cluster-listen", |text| parse_listen(text, transport))?;
-        let secret = self.path("cluster-secret")?;
+        let mut listen = self.parse("cluster-listen", |text| parse_listen(text, transport))?;
+        let mut secret = self.path("cluster-secret")?;
         let other_secret = self.path("cluster-secret-also")?;
         let tls = self.word("cluster-tls", &[("on", true), ("off", false)])?;
         let replicas = self.parse("cluster-replicas", |text| match text.parse() {
-            Ok(replicas @ 0..=5) => Ok(replicas),
+            _ if text.is_empty() => Ok(None),
+            Ok(replicas @ 0..=5) => Ok(Some(replicas)),
             _ => Err(format!("'{text}' is not a number of replicas from 0 to 5")),
         })?;
+        let beside = address.as_deref().and_then(|address| self.secret_beside(address));
+        if secret.is_none() && tls && self.raw("cluster-listen")? != NOWHERE {
+            secret = beside;
+            if listen.is_none() && secret.is_some() && ["tcp", "quic"].contains(&transport) {
+                listen = Some(format!("{transport}://{ANYWHERE}"));
+            }
+        }
         let leases = self.word("cluster-leases", &[("on", true), ("off", false)])?;
-        let redundancy = self.parse("redundancy", |text| {
-            text.parse::<Redundancy>().map_err(|error| error.to_string())
+        let redundancy = self.parse("redundancy", |text| match text {
+            "" => Ok(None),
+            _ => text.parse::<Redundancy>().map(Some).map_err(|error| error.to_string()),
         })?;
-        if redundancy != Redundancy::None && listen.is_none() {
+        if redundancy.is_some_and(|level| level != Redundancy::None) && listen.is_none() {
             return Err(self.wrong("redundancy", "needs --cluster-listen"));
         }
         let repair_rate = self.parse("repair-rate", |text| match parse_bytes(text)? {
@@ -434,6 +444,12 @@ impl<'a> Reader<'a> {
                 }))
             }
         }
+    }
+
+    /// The secret that `cluster init` has made beside the file with the address, if it has.
+    fn secret_beside(&self, address: &str) -> Option<PathBuf> {
+        let path = self.cwd.join(address.strip_prefix("file:")?);
+        Some(path.with_file_name(SECRET_FILE)).filter(|path| path.is_file())
     }
 
     fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
@@ -597,12 +613,19 @@ pub fn cluster_address(text: &str) -> Result<String, String> {
     }
 }
 
+/// What `cluster init` calls the secret that it makes, beside the address.
+pub const SECRET_FILE: &str = "secret";
+/// Where a node listens whose secret lies beside the address, if it is not told.
+const ANYWHERE: &str = "0.0.0.0:0";
+/// In place of an address to listen at.
+const NOWHERE: &str = "none";
+
 /// Ways to other nodes.
 const WAYS: &[(&str, &str)] =
     &[("tcp", "tcp"), ("quic", "quic"), ("udp", "udp"), ("udt", "udt"), ("mpi", "mpi")];
 
 fn parse_listen(text: &str, transport: &str) -> Result<Option<String>, String> {
-    if text.is_empty() {
+    if text.is_empty() || text == NOWHERE {
         return Ok(None);
     }
     let address = match text.starts_with("unix:") || text.contains("://") {

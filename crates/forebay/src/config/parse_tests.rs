@@ -96,6 +96,30 @@ fn from_settings_when_a_value_is_wrong_then_the_message_says_what_is_right() {
 }
 
 #[test]
+fn secret_when_it_lies_beside_the_address_then_the_node_takes_it_and_listens_unless_told_not_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let address = format!("file:{}", at("address"));
+    let made = |more: &[(&str, &str)]| {
+        let all = [more, &[("cluster", &*address)]].concat();
+        let cluster = config(&all).unwrap().cluster.unwrap();
+        (cluster.secret, cluster.listen)
+    };
+    assert_eq!(made(&[]), (None, None));
+    std::fs::write(at("secret"), "x").unwrap();
+    let beside = Some(PathBuf::from(at("secret")));
+    assert_eq!(made(&[]), (beside.clone(), Some("tcp://0.0.0.0:0".into())));
+    assert_eq!(made(&[("cluster-listen", "n:7")]), (beside.clone(), Some("tcp://n:7".into())));
+    let quic = [("cluster-transport", "quic")];
+    assert_eq!(made(&quic), (beside, Some("quic://0.0.0.0:0".into())));
+    let other = [("cluster-secret", "/s"), ("cluster-listen", "n:7")];
+    assert_eq!(made(&other), (Some("/s".into()), Some("tcp://n:7".into())));
+    for silent in [("cluster-listen", "none"), ("cluster-tls", "off")] {
+        assert_eq!(made(&[silent]), (None, None), "{silent:?}");
+    }
+}
+
+#[test]
 fn cluster_transport_when_given_then_in_front_of_the_address_unless_it_has_one() {
     let listen = |more: &[(&'static str, &'static str)]| {
         let mut all = vec![("cluster", "redis://a/x"), ("cluster-tls", "off")];

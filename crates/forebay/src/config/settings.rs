@@ -88,7 +88,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-listen",
         "ADDR",
         Some(""),
-        "Talk to the other nodes of the cluster, and listen for them here: HOST:PORT (port 0 for any free one; the others must reach HOST under this name), or unix:/PATH for nodes of one machine. They then read from each other's tiers, and write through the owner of a file. Empty means not at all. Needs --cluster-secret, or --cluster-tls off.",
+        "Talk to the other nodes of the cluster, and listen for them here: HOST:PORT (port 0 for any free one; the others must reach HOST under this name), or unix:/PATH for nodes of one machine. They then read from each other's tiers, and write through the owner of a file. `none` means not at all. Empty means not at all, too, unless `cluster init` has made a secret beside the address (--cluster file:DIR/address): then on any free port. Needs --cluster-secret, or --cluster-tls off.",
     ),
     one(
         "cluster-transport",
@@ -100,7 +100,7 @@ pub const SETTINGS: &[Setting] = &[
         "cluster-secret",
         "FILE",
         Some(""),
-        "The file with the secret of the cluster, the same on all nodes and readable by its owner only: head -c 32 /dev/urandom > FILE. Whoever has it is believed to be a node.",
+        "The file with the secret of the cluster, the same on all nodes and readable by its owner only: head -c 32 /dev/urandom > FILE. Whoever has it is believed to be a node. Empty means the file `secret` beside the address (--cluster file:DIR/address), if there is one.",
     ),
     one(
         "cluster-secret-also",
@@ -117,8 +117,8 @@ pub const SETTINGS: &[Setting] = &[
     one(
         "cluster-replicas",
         "N",
-        Some("0"),
-        "How many replicas of a metadata server must have a change before it counts: 0 if there are none, and else from 1 up to as many as each server has. docs/reference/metadata-cluster.md says what each choice survives.",
+        Some(""),
+        "How many replicas of a metadata server must have a change before it counts: 0 if there are none, and else from 1 up to as many as each server has. Empty means as many as `forebay cluster init` has stored, or else 0. docs/reference/metadata-cluster.md says what each choice survives.",
     ),
     one(
         "cluster-leases",
@@ -129,8 +129,8 @@ pub const SETTINGS: &[Setting] = &[
     one(
         "redundancy",
         "LEVEL",
-        Some("none"),
-        "What other nodes keep of what is written here, until the backing store has it. `replicas=N`: fsync and close return when N other nodes have a copy, so that the loss of N nodes loses nothing of it; where too few can take one, the file is written back at once. `ec=K+M`: K+M-1 other nodes have a fragment each, any K of which give the file back, so that the loss of M nodes loses nothing of it; takes (K+M-1)/K times the bytes. With `,async` copies or fragments follow, and nobody waits. `none`: it is there again when this node is. Directories may say otherwise: setfattr -n user.forebay.redundancy -v LEVEL DIR. Needs --cluster-listen.",
+        Some(""),
+        "What other nodes keep of what is written here, until the backing store has it. `replicas=N`: fsync and close return when N other nodes have a copy, so that the loss of N nodes loses nothing of it; where too few can take one, the file is written back at once. `ec=K+M`: K+M-1 other nodes have a fragment each, any K of which give the file back, so that the loss of M nodes loses nothing of it; takes (K+M-1)/K times the bytes. With `,async` copies or fragments follow, and nobody waits. `none`: it is there again when this node is. Directories may say otherwise: setfattr -n user.forebay.redundancy -v LEVEL DIR. Empty means what `forebay cluster init` has stored, or else `none`. Needs --cluster-listen.",
     ),
     one(
         "repair-rate",

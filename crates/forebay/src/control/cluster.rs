@@ -95,6 +95,8 @@ pub enum NodeState {
     Leaving,
     /// It has shown no sign of life for so long that it counts as dead.
     Dead,
+    /// It has shown no sign of life while it was looked at, for some seconds.
+    Silent,
     /// It has left, with nothing to write back.
     Left,
 }
@@ -131,6 +133,70 @@ pub struct ClusterNode {
     pub lost_changes: u64,
     /// Why it did not leave when it was last told to.
     pub refusal: Option<String>,
+}
+
+/// How a cluster is, seen by a process that has not joined it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterLook {
+    /// Its metadata servers.
+    pub servers: Vec<ClusterServer>,
+    /// What its nodes agree on.
+    pub terms: ClusterTerms,
+    /// Its nodes.
+    pub nodes: Vec<ClusterNode>,
+    /// Why its names can't be used, if they can't.
+    pub trouble: Option<String>,
+}
+
+/// A metadata server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterServer {
+    /// Its host and port.
+    pub address: String,
+    /// What it is, and its version; nothing if it does not say.
+    pub version: Option<String>,
+    /// It is one of a cluster.
+    pub in_cluster: bool,
+    /// It is asked, and no replica.
+    pub primary: bool,
+    /// It has a part of the names.
+    pub serves: bool,
+    /// Replicas that follow it.
+    pub replicas: u32,
+    /// What it keeps on its disk, if it says so.
+    pub log: Option<ServerLog>,
+    /// Why it can't be used, if it can't.
+    pub trouble: Option<String>,
+}
+
+/// What a metadata server keeps on its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServerLog {
+    /// Nothing.
+    Nothing,
+    /// All but the last second or two.
+    EverySecond,
+    /// All that it has acknowledged.
+    Always,
+}
+
+/// What the nodes of a cluster agree on, as far as anybody has said.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterTerms {
+    /// Replicas of a metadata server that must have a change before it counts.
+    pub replicas: Option<u32>,
+    /// What other nodes keep of what a node writes.
+    pub redundancy: Option<String>,
+    /// The fingerprint of the nodes' secret; `off` where they have none.
+    pub secret: Option<String>,
+    /// The path of the backing store.
+    pub backing: Option<WirePath>,
+    /// The mark of the backing store.
+    pub store: Option<String>,
 }
 
 /// What was given up with a dead node.

@@ -15,8 +15,8 @@ pub(crate) use address::make_private_dir;
 pub use address::{Address, mount_id, record_of, runtime_dir};
 pub use client::Client;
 pub use cluster::{
-    ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Forgotten, LostFile, NodeState,
-    Safety,
+    ClusterLook, ClusterNode, ClusterReply, ClusterRequest, ClusterServer, ClusterStatus,
+    ClusterTerms, Forgotten, LostFile, NodeState, Safety, ServerLog,
 };
 pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};

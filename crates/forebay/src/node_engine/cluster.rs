@@ -4,14 +4,16 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use forebay::ClusterSetUp;
 use forebay::control::{
-    ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, Control, ControlError, ControlResult,
-    ErrorKind, Forgotten, LostFile, NodeState, Peer, Safety, Shutdown,
+    ClusterLook, ClusterNode, ClusterReply, ClusterRequest, ClusterServer, ClusterStatus,
+    ClusterTerms, Control, ControlError, ControlResult, ErrorKind, Forgotten, LostFile, NodeState,
+    Peer, Safety, ServerLog, Shutdown,
 };
 use forebay_node::{Node, NodeReport, Owned, SafetyReport};
 
 use super::control::NodeControl;
-use super::convert::{control_error, wire_path};
+use super::convert::{cluster_address, control_error, wire_path};
 
 /// Files that are named to whoever gives a node up.
 const NAMED: usize = 10_000;
@@ -42,6 +44,62 @@ pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterRep
             Ok(ClusterReply::Rebalancing(told))
         }
         ClusterRequest::Forget { node: number, really } => forget(node, number, really),
+    }
+}
+
+/// Stores what the nodes of a cluster are to agree on.
+pub fn set_up(address: &str, new: &ClusterSetUp) -> ControlResult<ClusterTerms> {
+    let new = forebay_node::NewTerms {
+        replicas: new.replicas,
+        redundancy: new.redundancy,
+        secret: new.secret.clone(),
+    };
+    let address = cluster_address(address)?;
+    let agreed = forebay_node::set_cluster_terms(&address, &new);
+    agreed.map(describe_terms).map_err(|error| control_error(&error))
+}
+
+/// How a cluster is, seen from outside.
+pub fn look_at(address: &str) -> ControlResult<ClusterLook> {
+    let found = forebay_node::look_at_cluster(&cluster_address(address)?);
+    let found = found.map_err(|error| control_error(&error))?;
+    let nodes = found.nodes.into_iter().map(describe).map(|node| match node.state {
+        // Whoever looks for a moment can't know.
+        NodeState::Dead => ClusterNode { state: NodeState::Silent, ..node },
+        _ => node,
+    });
+    Ok(ClusterLook {
+        servers: found.servers.into_iter().map(describe_server).collect(),
+        terms: describe_terms(found.terms),
+        nodes: nodes.collect(),
+        trouble: found.trouble,
+    })
+}
+
+fn describe_terms(terms: forebay_node::ClusterTerms) -> ClusterTerms {
+    ClusterTerms {
+        replicas: terms.replicas,
+        redundancy: terms.redundancy.map(|level| level.to_string()),
+        secret: terms.secret,
+        backing: terms.backing.map(wire_path),
+        store: terms.store,
+    }
+}
+
+fn describe_server(report: forebay_node::ServerReport) -> ClusterServer {
+    ClusterServer {
+        address: report.address,
+        version: report.version,
+        in_cluster: report.in_cluster,
+        primary: report.primary,
+        serves: report.serves,
+        replicas: report.replicas,
+        log: report.log.map(|log| match log {
+            forebay_node::ServerLog::Nothing => ServerLog::Nothing,
+            forebay_node::ServerLog::EverySecond => ServerLog::EverySecond,
+            forebay_node::ServerLog::Always => ServerLog::Always,
+        }),
+        trouble: report.trouble,
     }
 }
 

@@ -8,7 +8,7 @@ use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
     ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, PeerConfig,
-    TierConfig, Writeback,
+    Redundancy, TierConfig, Writeback,
 };
 
 use super::streams;
@@ -90,15 +90,43 @@ pub fn cluster_address(given: &str) -> ControlResult<String> {
     Ok(text.trim().to_owned())
 }
 
+/// Fills in what the nodes of the cluster have agreed on and this one was not told.
+///
+/// # Errors
+/// If the servers do not answer; if this node can't do what was agreed on.
+pub fn agreed(config: &MountConfig) -> ControlResult<MountConfig> {
+    let mut config = config.clone();
+    let Some(cluster) = &mut config.cluster else { return Ok(config) };
+    if cluster.replicas.is_some() && cluster.redundancy.is_some() {
+        return Ok(config);
+    }
+    let address = cluster_address(&cluster.address)?;
+    let terms = forebay_node::cluster_terms(&address).map_err(|error| control_error(&error))?;
+    cluster.replicas = cluster.replicas.or(terms.replicas);
+    cluster.redundancy = cluster.redundancy.or(terms.redundancy);
+    match cluster.redundancy {
+        Some(level) if level != Redundancy::None && cluster.listen.is_none() => {
+            Err(ControlError::new(
+                ErrorKind::Usage,
+                format!(
+                    "the nodes of this cluster keep what is written on others ({level}): give \
+                     --cluster-listen and --cluster-secret, or --redundancy none"
+                ),
+            ))
+        }
+        _ => Ok(config),
+    }
+}
+
 /// A node of a cluster knows who else changes the backing store: the other nodes. What the kernel may
 /// do by itself others have to be told of, so it may where they can ask.
 fn in_cluster(config: NodeConfig, given: &config::ClusterSettings) -> ControlResult<NodeConfig> {
     let address = cluster_address(&given.address)?;
     let cluster = ClusterConfig {
         timeout: config.backing_timeout.mul_f64(0.6),
-        replicas: given.replicas,
+        replicas: given.replicas.unwrap_or(0),
         leases: given.leases,
-        redundancy: given.redundancy,
+        redundancy: given.redundancy.unwrap_or(Redundancy::None),
         repair_rate: given.repair_rate,
         peers: given.listen.clone().map(|listen| PeerConfig {
             listen,

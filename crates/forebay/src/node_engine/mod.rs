@@ -13,8 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
-use forebay::control::{Control, ControlError, ControlResult, ErrorKind, OnProgress, Progress};
-use forebay::{CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted};
+use forebay::control::{
+    ClusterLook, ClusterTerms, Control, ControlError, ControlResult, ErrorKind, OnProgress,
+    Progress,
+};
+use forebay::{
+    ClusterSetUp, CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted,
+};
 use forebay_fuse::{Before, MountOptions, RecoveryJournal, STATE_VERSION, State, Takeover};
 use forebay_node::Node;
 use fusewire::End;
@@ -54,6 +59,7 @@ impl Engine for NodeEngine {
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>> {
         forebay_node::arm_fail_points();
+        let config = &convert::agreed(config)?;
         let node_config = convert::node_config(config)?;
         let sizes = tier_sizes(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
@@ -141,6 +147,14 @@ impl Engine for NodeEngine {
         })
     }
 
+    fn set_up_cluster(&self, address: &str, new: &ClusterSetUp) -> ControlResult<ClusterTerms> {
+        cluster::set_up(address, new)
+    }
+
+    fn look_at_cluster(&self, address: &str) -> ControlResult<ClusterLook> {
+        cluster::look_at(address)
+    }
+
     fn fail_points(&self) -> Vec<&'static str> {
         forebay_node::fail_points()
     }
@@ -158,6 +172,7 @@ fn go_on(
 ) -> ControlResult<Arc<dyn Mounted>> {
     forebay_node::arm_fail_points();
     let since = Instant::now();
+    let config = &convert::agreed(config)?;
     let node_config = convert::node_config(config)?;
     let sizes = tier_sizes(config)?;
     let node = Node::start_after(node_config, Some(&takeover.state.node))

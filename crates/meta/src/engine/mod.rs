@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
 pub use memory::Memory;
-pub use redis::{Redis, RedisOptions};
+pub use redis::{Redis, RedisOptions, ServerLog, ServerReport, look_at_servers};
 pub use spanning::Spanning;
 
 /// Nearly no key is greater than one of so many bytes, all ones.

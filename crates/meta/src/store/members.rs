@@ -4,6 +4,8 @@
 //! before. That a node lives it says by a heartbeat that counts: whoever has seen no change of the
 //! count for a time *on its own clock* takes it for dead, so no clocks need to agree.
 
+use std::sync::atomic::Ordering;
+
 use super::{MetaStore, compare};
 use crate::codec;
 use crate::engine::{Expect, MiniTransaction, Write};
@@ -56,12 +58,8 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn members(&self) -> Result<Vec<Member>> {
-        let page = self.scan(&keys::members(), None, usize::MAX)?;
-        let member = |(key, value): &(Vec<u8>, Vec<u8>)| {
-            let number = keys::number(key).and_then(|number| u16::try_from(number).ok());
-            codec::decode_member(number.unwrap_or_default(), value)
-        };
-        page.items.iter().map(member).collect()
+        self.scans.fetch_add(1, Ordering::Relaxed);
+        super::outside::members_of(&*self.engine)
     }
 
     /// Enters a new incarnation of a node; the one before is fenced from here on.

@@ -16,6 +16,7 @@ mod members;
 mod names;
 mod names_apart;
 mod node_status;
+mod outside;
 mod ownership;
 mod recalls;
 mod rename;
@@ -36,6 +37,7 @@ pub use changes::Moment;
 pub use copies::CopiesMade;
 pub use members::{Member, NodeName};
 pub use node_status::{LeaveOrder, NodeStatus, Owned};
+pub use outside::{members_of, node_statuses_of, settings_of};
 pub use ownership::{ChangeRight, Ownership};
 pub use recalls::{Answer, RecallAim, RecallRequest};
 
@@ -414,6 +416,12 @@ impl MetaStore {
             executes: self.executes.load(Ordering::Relaxed),
             scans: self.scans.load(Ordering::Relaxed),
         }
+    }
+
+    /// The engine that keeps it.
+    #[must_use]
+    pub fn engine(&self) -> &dyn Engine {
+        &*self.engine
     }
 
     /// A free-form setting.

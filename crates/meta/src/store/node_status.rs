@@ -2,6 +2,7 @@
 //! when one is gone for good.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use super::gathered::PROCESSES;
 use super::{MetaStore, corrupt};
@@ -85,27 +86,8 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn node_statuses(&self) -> Result<HashMap<u16, NodeStatus>> {
-        let page = self.scan(&keys::node_statuses(), None, usize::MAX)?;
-        let status = |(key, value): &(Vec<u8>, Vec<u8>)| {
-            let bytes = codec::decode_bytes("a node's status", value)?;
-            let number = |at: usize| {
-                let part = bytes.get(8 * at..8 * at + 8).and_then(|part| part.try_into().ok());
-                part.map(u64::from_be_bytes).ok_or_else(|| corrupt("a node's status", "short"))
-            };
-            // Nodes of earlier versions say three numbers, or six.
-            let later = |at: usize| if bytes.len() > 8 * at { number(at) } else { Ok(0) };
-            let status = NodeStatus {
-                files: number(0)?,
-                bytes: number(1)?,
-                backlog: number(2)?,
-                held: later(3)?,
-                room: later(4)?,
-                moving: later(5)?,
-                lost: later(6)?,
-            };
-            Ok((node_of(key)?, status))
-        };
-        page.items.iter().map(status).collect()
+        self.scans.fetch_add(1, Ordering::Relaxed);
+        super::outside::node_statuses_of(&*self.engine)
     }
 
     /// The orders to leave that nodes were given.
@@ -287,7 +269,27 @@ fn is_queued_by(record: &Record, node: u16) -> bool {
     record.queued.is_some_and(|Seq(seq)| seq % PROCESSES == u64::from(node))
 }
 
-fn node_of(key: &[u8]) -> Result<u16> {
+/// What a node has said that it has.
+pub(super) fn status_from(value: &[u8]) -> Result<NodeStatus> {
+    let bytes = codec::decode_bytes("a node's status", value)?;
+    let number = |at: usize| {
+        let part = bytes.get(8 * at..8 * at + 8).and_then(|part| part.try_into().ok());
+        part.map(u64::from_be_bytes).ok_or_else(|| corrupt("a node's status", "short"))
+    };
+    // Nodes of earlier versions say three numbers, or six.
+    let later = |at: usize| if bytes.len() > 8 * at { number(at) } else { Ok(0) };
+    Ok(NodeStatus {
+        files: number(0)?,
+        bytes: number(1)?,
+        backlog: number(2)?,
+        held: later(3)?,
+        room: later(4)?,
+        moving: later(5)?,
+        lost: later(6)?,
+    })
+}
+
+pub(super) fn node_of(key: &[u8]) -> Result<u16> {
     let number = keys::number(key).and_then(|number| u16::try_from(number).ok());
     number.ok_or_else(|| corrupt("a node", "no number"))
 }

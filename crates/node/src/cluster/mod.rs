@@ -9,6 +9,7 @@
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
 //! backing store; files that a dead node owned wait for its return.
 
+mod admission;
 mod check;
 mod deadlock;
 mod forwarding;
@@ -28,6 +29,7 @@ mod redundancy;
 mod replay_cache;
 mod serve;
 mod sources;
+mod terms;
 mod versions;
 mod work;
 mod write_pins;
@@ -49,6 +51,7 @@ use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::pool::Pool;
 
+pub(crate) use admission::{admit, note_secret, unbind, unbound};
 pub use check::check_cluster;
 pub(crate) use forwarding::Remote;
 pub use hand_over::{LockOwner, Membership};
@@ -60,6 +63,9 @@ pub(crate) use peer_cache::SharedCopy;
 use peers::Peers;
 pub(crate) use redundancy::{Begun, REDUNDANCY};
 pub use redundancy::{Kept, SafetyReport};
+pub use terms::{
+    ClusterReport, ClusterTerms, NewTerms, cluster_terms, look_at_cluster, set_cluster_terms,
+};
 pub(crate) use write_pins::AccessMode;
 
 /// Threads that do what other nodes ask for: never those that wait for other nodes.
@@ -243,12 +249,6 @@ pub(crate) fn bind_to_namespace(state_dir: &Path, meta: Option<&MetaStore>) -> R
             ))),
         };
     };
-    if state_dir.join(crate::node::METADATA).exists() {
-        return Err(NodeError::Config(format!(
-            "the tier of {shown} was used without a cluster: use another tier directory, or unmount \
-             cleanly and empty this one"
-        )));
-    }
     let identity = identity_of(meta)?;
     meta.identify_by(IDENTITY)?;
     match bound {

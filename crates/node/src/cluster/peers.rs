@@ -13,6 +13,7 @@ use forebay_peer::{
 };
 use parking_lot::{Mutex, RwLock};
 
+use super::admission::NO_SECRET;
 use super::serve::Serve;
 use super::sources::DirectoryNode;
 use super::{Cluster, identity_of};
@@ -205,7 +206,22 @@ impl Node {
 }
 
 fn security(config: &PeerConfig) -> Result<Security> {
-    let Some(path) = &config.secret else { return Ok(Security::Off) };
+    let Some((own, other)) = secrets(config)? else { return Ok(Security::Off) };
+    let identity = own.identity_beside(other.as_ref());
+    identity.map(Security::Tls).map_err(|error| NodeError::Config(error.to_string()))
+}
+
+/// What tells this node's secret from others, and a second one's.
+pub(super) fn fingerprints(config: &PeerConfig) -> Result<(String, Option<String>)> {
+    Ok(match secrets(config)? {
+        Some((own, other)) => (own.fingerprint(), other.map(|other| other.fingerprint())),
+        None => (NO_SECRET.into(), None),
+    })
+}
+
+/// The secret, and the second one that is believed.
+fn secrets(config: &PeerConfig) -> Result<Option<(ClusterSecret, Option<ClusterSecret>)>> {
+    let Some(path) = &config.secret else { return Ok(None) };
     let secret = |option: &str, path: &Path| {
         let secret = read_secret(path).and_then(|bytes| ClusterSecret::new(&bytes));
         let wrong = |error| NodeError::Config(format!("{option} {}: {error}", path.display()));
@@ -214,8 +230,7 @@ fn security(config: &PeerConfig) -> Result<Security> {
     let own = secret("--cluster-secret", path)?;
     let other = config.other_secret.as_deref();
     let other = other.map(|path| secret("--cluster-secret-also", path)).transpose()?;
-    let identity = own.identity_beside(other.as_ref());
-    identity.map(Security::Tls).map_err(|error| NodeError::Config(error.to_string()))
+    Ok(Some((own, other)))
 }
 
 fn read_secret(path: &Path) -> forebay_peer::Result<Vec<u8>> {

@@ -543,6 +543,11 @@ pub(crate) fn leave_note(backing: &DirBacking, config: &NodeConfig, tiers: &[&dy
 }
 
 impl Expected {
+    /// Whether anybody says to which namespace the tiers belong.
+    pub(crate) fn is_known(&self) -> bool {
+        self.namespace.is_some()
+    }
+
     /// Nothing of tiers that are not looked at.
     pub(crate) fn of(backing: &Arc<DirBacking>) -> Result<Self> {
         let (store, markable) = (backing.identity()?, Some(backing.clone()));

@@ -1,5 +1,6 @@
 //! `cluster`: metadata servers for a test or a job, and the nodes that share a tree.
 
+mod outside;
 mod servers;
 
 use std::path::{Path, PathBuf};
@@ -13,8 +14,11 @@ use crate::cli::cluster::{
 use crate::control::{
     Client, ClusterReply, ClusterRequest, ClusterStatus, NodeState, Reply, Request,
 };
-use crate::error::Error;
+use crate::engine::Engine;
+use crate::error::{Error, Exit};
 use crate::{mountinfo, render};
+
+pub use outside::{Outlook, agreed, log_of, survives};
 
 /// For what needs no look at the whole namespace.
 const QUESTION_LIMIT: Duration = Duration::from_secs(20);
@@ -28,15 +32,19 @@ const NEWS: Duration = Duration::from_secs(4);
 const PLAN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs one of the commands.
-pub fn run(command: &ClusterCommand) -> Result<(), Error> {
+pub fn run(command: &ClusterCommand, engine: &dyn Engine) -> Result<u8, Error> {
     match command {
-        ClusterCommand::Init(args) => servers::init(args),
+        ClusterCommand::Init(args) => servers::init(args, engine),
         ClusterCommand::Stop(args) => servers::stop(&args.dir),
+        ClusterCommand::Status(ClusterStatusArgs { cluster: Some(address), json, .. }) => {
+            return outside::status(address, *json, engine);
+        }
         ClusterCommand::Status(args) => status(args),
         ClusterCommand::Drain(args) => drain(args),
         ClusterCommand::Rebalance(args) => rebalance(args),
         ClusterCommand::Forget(args) => forget(args),
     }
+    .map(|()| Exit::Ok.code())
 }
 
 fn ask(
@@ -112,7 +120,7 @@ fn drain(args: &ClusterDrainArgs) -> Result<(), Error> {
                      it had (`forebay cluster forget {number}`)"
                 )));
             }
-            NodeState::Up | NodeState::Leaving => {}
+            NodeState::Up | NodeState::Leaving | NodeState::Silent => {}
         }
         if Instant::now() >= until {
             return Err(Error::NotDrained(format!(

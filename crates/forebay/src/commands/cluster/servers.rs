@@ -18,6 +18,8 @@ use redis::{Connection, RedisError, cmd};
 
 use super::super::{print, print_json, warn};
 use crate::cli::cluster::ClusterInitArgs;
+use crate::config::{SECRET_FILE, cluster_address};
+use crate::engine::{ClusterSetUp, Engine};
 use crate::error::Error;
 
 const PROGRAM: &str = "redis-server";
@@ -49,13 +51,23 @@ struct Started {
 }
 
 /// Starts servers; those of an earlier start, if there are any.
-pub fn init(args: &ClusterInitArgs) -> Result<(), Error> {
+///
+/// What the nodes agree on is stored there; of servers of the site's own, which are named by their
+/// address, nothing else is done.
+pub fn init(args: &ClusterInitArgs, engine: &dyn Engine) -> Result<(), Error> {
+    if let Some(address) = args.dir.to_str().and_then(|text| cluster_address(text).ok()) {
+        return settle(args, &address, engine);
+    }
     let plan = if args.dir.join(ADDRESS).exists() {
         let plan = known(&args.dir)?;
         start(&plan)?;
+        let new = said(args);
+        if new != ClusterSetUp::default() {
+            engine.set_up_cluster(&plan.url(), &new)?;
+        }
         plan
     } else {
-        create(args)?
+        create(args, engine)?
     };
     let address = plan.dir.join(ADDRESS);
     if args.json {
@@ -87,7 +99,30 @@ fn counts(args: &ClusterInitArgs) -> Result<(u16, u16), Error> {
     Ok((servers, servers * (1 + args.replicas)))
 }
 
-fn create(args: &ClusterInitArgs) -> Result<Plan, Error> {
+/// What the caller wants the nodes to agree on.
+fn said(args: &ClusterInitArgs) -> ClusterSetUp {
+    ClusterSetUp {
+        replicas: args.cluster_replicas,
+        redundancy: args.redundancy,
+        secret: args.cluster_secret.clone(),
+    }
+}
+
+/// Stores what the nodes agree on, on servers that somebody else looks after.
+fn settle(args: &ClusterInitArgs, address: &str, engine: &dyn Engine) -> Result<(), Error> {
+    if args.servers.is_some() || args.replicas > 0 || args.port.is_some() {
+        let why =
+            "--servers, --replicas and --port are for servers that are started, in a directory";
+        return Err(Error::Usage(why.into()));
+    }
+    let terms = engine.set_up_cluster(address, &said(args))?;
+    match args.json {
+        true => print_json(&terms),
+        false => print(&format!("agreed: {}\n", super::agreed(&terms))),
+    }
+}
+
+fn create(args: &ClusterInitArgs, engine: &dyn Engine) -> Result<Plan, Error> {
     let (primaries, all) = counts(args)?;
     let version = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).status();
     if !version.is_ok_and(|status| status.success()) {
@@ -105,6 +140,17 @@ fn create(args: &ClusterInitArgs) -> Result<Plan, Error> {
     let made = start(&plan).and_then(|()| match all {
         1 => Ok(()),
         _ => join(&plan, primaries),
+    });
+    let made = made.and_then(|()| {
+        let mut new = said(args);
+        // One less than there are, so that the rest goes on when one is dead.
+        new.replicas = new.replicas.or((args.replicas > 0).then_some(1));
+        if new.secret.is_none() {
+            let path = plan.dir.join(SECRET_FILE);
+            write_private(&path, &password()?)?;
+            new.secret = Some(path);
+        }
+        engine.set_up_cluster(&plan.url(), &new).map(drop).map_err(Error::from)
     });
     // Last: with this file there, it is all there.
     let made =
@@ -368,7 +414,17 @@ mod tests {
 
     fn args(servers: Option<u16>, replicas: u16) -> ClusterInitArgs {
         let bind = IpAddr::from([127, 0, 0, 1]);
-        ClusterInitArgs { dir: "x".into(), servers, replicas, bind, port: None, json: false }
+        ClusterInitArgs {
+            dir: "x".into(),
+            servers,
+            replicas,
+            bind,
+            port: None,
+            cluster_replicas: None,
+            redundancy: None,
+            cluster_secret: None,
+            json: false,
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! tracking are written here, since after a fail-over its cluster client may go on asking the dead
 //! primary for pipelines, and its tracking stays silent until it is asked for again.
 
+mod health;
 mod lease;
 mod link;
 mod route;
@@ -29,6 +30,7 @@ use super::{
     Engine, EngineError, Expect, Key, MiniTransaction, Outcome, Page, Stamp, Write, successor,
     sweep,
 };
+pub use health::{ServerLog, ServerReport, look_at_servers};
 pub(in crate::engine) use lease::{Answer, Batch, Stopped, Taken};
 use link::{Dial, TimeLimits};
 use route::Cluster;

@@ -489,7 +489,7 @@ pub(super) struct LogState {
 }
 
 impl LogState {
-    fn parse(replies: &[Value]) -> Option<Self> {
+    pub fn parse(replies: &[Value]) -> Option<Self> {
         let [info, config] = replies else { return None };
         let text = match info {
             Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),

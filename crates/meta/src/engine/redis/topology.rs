@@ -88,6 +88,43 @@ impl Topology {
     }
 }
 
+/// A server as the others list it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub address: Address,
+    pub in_cluster: bool,
+    pub primary: bool,
+    /// It has slots.
+    pub serves: bool,
+    /// The others take it for dead.
+    pub failed: bool,
+}
+
+impl Place {
+    /// A server that is no cluster, as far as is known.
+    pub fn alone(address: Address) -> Self {
+        Place { address, in_cluster: false, primary: true, serves: true, failed: false }
+    }
+}
+
+/// All servers that an answer to `CLUSTER NODES` lists, primaries first.
+pub(super) fn places(nodes: &str, asked: &Address, tls: bool) -> Vec<Place> {
+    let place = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let flags: Vec<&str> = words.get(2)?.split(',').collect();
+        Some(Place {
+            address: named(words.get(1)?, tls, asked)?,
+            in_cluster: true,
+            primary: flags.contains(&"master"),
+            serves: words.iter().skip(8).any(|slot| !slot.starts_with('[')),
+            failed: flags.contains(&"fail"),
+        })
+    };
+    let mut places: Vec<Place> = nodes.lines().filter_map(place).collect();
+    places.sort_by(|a, b| (!a.primary, &a.address).cmp(&(!b.primary, &b.address)));
+    places
+}
+
 /// The servers that an answer to `CLUSTER NODES` lists, by the names that they keep for ever.
 pub(super) fn ids(nodes: &str) -> BTreeSet<String> {
     nodes.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
@@ -148,6 +185,18 @@ e5 10.0.0.5:7005@17005 master - 0 0 0 connected
         assert_eq!(topology.owner(0), Some(&asked));
         assert_eq!(topology.owner(16383).unwrap().port, 7002);
         assert_eq!(topology.owner(12000), None);
+        let places = places(text, &asked, true);
+        let port = |place: &Place| (place.address.port, place.primary, place.serves, place.failed);
+        assert_eq!(
+            places.iter().map(port).collect::<Vec<_>>(),
+            [
+                (7003, true, true, true),
+                (7005, true, false, false),
+                (7001, true, true, false),
+                (7002, true, true, false),
+                (7004, false, false, false)
+            ]
+        );
         assert_eq!((topology.epoch, topology.is_complete()), (7, false));
         assert_eq!(Topology::parse("nonsense", &asked, false), None);
         assert_eq!(Topology::parse("a b master c d e 1 g 0-99999", &asked, false), None);

@@ -19,6 +19,7 @@ use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::fs::Advice;
 
+use super::aside::{self, Aside};
 use crate::error::Result;
 use crate::node::Node;
 
@@ -46,7 +47,7 @@ pub(super) type Key = (u64, u64, u32);
 #[derive(Default)]
 pub(super) struct Held {
     copies: Mutex<BTreeMap<Key, Copy>>,
-    aside: Mutex<Kept>,
+    pub(super) aside: Aside,
 }
 
 /// How much there is of something.
@@ -94,11 +95,6 @@ impl Held {
         Kept { files: copies.len() as u64, bytes }
     }
 
-    /// What was taken over by others and is kept aside.
-    pub fn aside(&self) -> Kept {
-        *self.aside.lock()
-    }
-
     /// Some copies after one, with how long they were not touched.
     pub fn after(&self, last: Option<Key>, most: usize) -> Vec<(Key, std::time::Duration)> {
         use std::ops::Bound;
@@ -135,8 +131,7 @@ impl Node {
                     match entry.file_name().to_str().and_then(parse).filter(|_| sub == DIR) {
                         Some(key) => drop(held.copies.lock().insert(key, copy)),
                         None => {
-                            let mut aside = held.aside.lock();
-                            (aside.files, aside.bytes) = (aside.files + 1, aside.bytes + charged);
+                            held.aside.add(entry.path(), tier, charged);
                         }
                     }
                 }
@@ -286,15 +281,14 @@ impl Node {
     pub(super) fn move_aside(&self, held: &Held, ino: Ino, tier: u8) -> Result<PathBuf> {
         let slot = &self.tiers[usize::from(tier)];
         let dir = slot.tier.path().join(ASIDE);
-        let free = |number: &u32| !dir.join(format!("{:016x}-{number}", ino.0)).exists();
+        let free = |number: &u32| !dir.join(aside::name(ino, *number)).exists();
         let number = (0..u32::MAX).find(free).unwrap_or(u32::MAX);
-        let to = dir.join(format!("{:016x}-{number}", ino.0));
+        let to = dir.join(aside::name(ino, number));
         slot.tier.detach(ino.0, &to)?;
         sync_dir(&dir)?;
         let bytes = fs::metadata(&to)?.blocks() * 512;
         slot.room.force(bytes);
-        let mut aside = held.aside.lock();
-        (aside.files, aside.bytes) = (aside.files + 1, aside.bytes + bytes);
+        held.aside.add(to.clone(), tier, bytes);
         Ok(to)
     }
 }

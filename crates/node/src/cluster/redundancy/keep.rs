@@ -197,6 +197,7 @@ impl Node {
                     node.repair_copies(cluster, peers);
                     node.balance_sometimes(cluster);
                     last = node.ask_about_held(cluster, last);
+                    node.look_at_aside_sometimes();
                 }
                 drop(node);
                 thread::sleep(LOOK);

@@ -18,6 +18,7 @@
 //! when its copies were looked at.
 
 mod ahead;
+mod aside;
 mod balance;
 mod gather;
 mod held;
@@ -218,7 +219,7 @@ impl Safety {
         let oldest = waiting.since.values().chain(begun).map(Instant::elapsed).max();
         SafetyReport {
             held: self.held.kept(),
-            aside: self.held.aside(),
+            aside: self.held.aside.kept(),
             copied: self.made.lock().len() as u64,
             lacking: progress.lacking,
             missing_bytes: progress.missing_bytes,
