@@ -671,6 +671,8 @@ fn cut_after(rig: &mut Rig, by: &DownAfter, operation: Operation, ino: Ino, know
     assert!(by.down.load(Ordering::SeqCst), "not asked to {operation:?}");
     rig.crash();
     std::fs::rename(kept, file).unwrap();
+    // Made meanwhile, if at all.
+    std::fs::remove_dir(rig.backing().join("dir")).ok();
     std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
     by.down.store(false, Ordering::SeqCst);
     rig.start();
@@ -721,5 +723,24 @@ fn version_when_the_device_fails_before_its_name_is_durable_then_it_is_published
         rig.drain();
         assert_eq!(rig.node().conflicts().1, [], "same file: {same_file}");
         assert!(rig.plain("file")[..16_384] == bytes, "same file: {same_file}");
+    }
+}
+
+/// As of a version, of a directory that was made: what is in it must not go with it.
+#[test]
+fn directory_when_the_device_fails_before_its_name_is_durable_then_it_is_made_again() {
+    for operation in [Operation::Create, Operation::List] {
+        let (mut rig, by) = rig_that_goes_down();
+        let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
+        let made = (dir, &b"in it"[..], (0o644, 0o022));
+        let (stat, opened) =
+            rig.node().create_and_open(&CONTEXT, made.0, made.1, made.2, libc::O_RDWR).unwrap();
+        rig.write(opened.fh, 0, b"bytes");
+        rig.node().fsync(&CONTEXT, opened.fh, false).unwrap();
+        rig.node().release(opened.fh);
+        cut_after(&mut rig, &by, operation, stat.ino, stat.ino);
+        rig.drain();
+        assert_eq!(rig.node().conflicts().1, [], "{operation:?}");
+        assert_eq!(rig.plain("dir/in it"), b"bytes", "{operation:?}");
     }
 }
