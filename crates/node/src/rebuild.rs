@@ -309,7 +309,6 @@ impl Node {
             // What shows through must be the version that it was laid over.
             let found = self.find(&Context::DAEMON, dir, name)?;
             let found = found.and_then(|record| record.backing.fingerprint);
-            let found = found;
             let same =
                 header.base.zip(found).is_some_and(|(base, found)| base.same_content(&found));
             if !same {

@@ -211,7 +211,6 @@ impl Node {
                 && !was_changed(&record, found)
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
-        let pending = pending;
         in_hand(self.meta.intend(ino, own, pending))?;
         // Of a staged file it was noted before, together with others.
         if record.backing.pending != Some(pending) {
