@@ -6,7 +6,7 @@ use forebay_meta::{Link, Record};
 use forebay_store::{Attributes, Commit, Dir, ErrorClass, Expect};
 use forebay_types::{FileKind, Fingerprint};
 
-use super::identity::{is_own, is_pending, was_changed};
+use super::identity::{is_own, is_pending, may_be_ours, was_changed};
 use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
@@ -190,6 +190,18 @@ impl Node {
             return Ok(Step::Again);
         }
         match found {
+            Some(found)
+                if !may_be_ours(&work.record, &found)
+                    && self.is_anothers(work, link, &found)? =>
+            {
+                // It is not there after all, and the other one leaves the name to it: it is published
+                // in its place. If each waited for the other, neither would ever be done.
+                work.went(link);
+                if work.record.backing.links.is_empty() {
+                    work.disowned();
+                }
+                Ok(Step::Again)
+            }
             Some(found) => self.yield_name(work, link, &found),
             None => {
                 // Removed by others, or with its directory: what is here is written anew.

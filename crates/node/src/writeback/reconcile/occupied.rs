@@ -186,6 +186,8 @@ impl Node {
     ) -> Result<()> {
         self.own_change(&[(link.parent, dir)], || Ok(self.backing.unlink(dir, os(&link.name))?))?;
         other.went(link);
+        // What is to take the name may fail: the removal is durable before it is reported all the same.
+        other.touched(link.parent, dir);
         work.also(owned, other);
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
-use forebay_meta::{Memory, MetaStore, NewInode, Options, Queue, Record, RenameFlags};
+use forebay_meta::{Link, Memory, MetaStore, NewInode, Options, Queue, Record, RenameFlags};
 use forebay_store::backing::DirBacking;
 use forebay_store::decorators::{Flaky, InterceptedBacking, Interceptor, Operation, Rule, Verdict};
 use forebay_store::{BackingStore, Commit, Expect};
@@ -413,6 +413,25 @@ fn parent_and_child_turned_around_when_drained_then_turned_around_below() {
     assert_eq!(bench.read("b/file"), b"deep");
     assert_eq!(bench.names("b/a"), Vec::<String>::new());
     assert_eq!(bench.names(""), ["b"]);
+}
+
+#[test]
+fn version_that_is_not_there_when_the_replaced_file_still_is_then_it_is_published_in_its_place() {
+    let bench = Bench::new();
+    bench.write("file", b"the first");
+    bench.drained();
+    let replaced = bench.find(Ino::ROOT, "file").expect("known").backing.fingerprint;
+    let ino = bench.write("new", b"the second");
+    bench.rename("new", "file", false);
+    // What a store leaves that has lost a name, or that was brought back from a copy.
+    bench.node.meta.claim(ino, &Link::new(Ino::ROOT, *b"file")).expect("claimed");
+    let known =
+        replaced.map(|replaced| Fingerprint { ino: replaced.ino + 1000, size: 10, ..replaced });
+    let known = |record: &mut Record| record.backing.fingerprint = known;
+    bench.node.meta.reconciled(ino, u64::MAX, known).expect("reported");
+    bench.drained();
+    assert_eq!(bench.read("file"), b"the second");
+    assert_eq!(bench.names(""), ["file"]);
 }
 
 #[test]

@@ -85,6 +85,26 @@ impl Facts {
     }
 }
 
+impl Facts {
+    /// What can be said if it is not known to be durable: a power cut may bring the version back that
+    /// was known before. The one that was announced is known beside it, as long as it is not reported.
+    fn without_a_sync(&self, record: Option<&Record>) -> Facts {
+        let &Facts { mut fingerprint, mut settled, mut change_time_unknown, made, .. } = self;
+        let known = record.map(|record| &record.backing);
+        let is = |print: Option<Fingerprint>| fingerprint.zip(print);
+        let announced = is(known.and_then(|known| known.pending))
+            .is_some_and(|(now, pending)| now.same_content(&pending) || now.same_inode(&pending));
+        let moved = is(known.and_then(|known| known.fingerprint))
+            .is_some_and(|(now, known)| now.same_content(&known) && now.ctime != known.ctime);
+        if announced {
+            (fingerprint, settled) = (None, false);
+        } else if moved && record.is_some_and(|record| !record.is_directory()) {
+            change_time_unknown = true;
+        }
+        Facts { fingerprint, settled, change_time_unknown, made, ..Facts::default() }
+    }
+}
+
 /// The work on one inode. `record` follows what was done.
 pub(super) struct Work<'a> {
     pub(super) record: Record,
@@ -348,7 +368,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     /// If the sync fails, only what identifies the objects made is reported, so that the next
-    /// worker knows them again; it looks which names are there.
+    /// worker knows them again; it looks which names are there, and which version.
     pub(super) fn finish(&mut self) -> Result<()> {
         let finished = std::mem::take(&mut self.finished);
         let dirs = std::mem::take(&mut self.dirs);
@@ -360,10 +380,12 @@ impl<'a> Batch<'a> {
             if let Err(error) = self.node.backing.sync_dirs(&handles) {
                 for done in &finished {
                     self.node.settle_published(done.owned.ino, false)?;
-                    let Facts { fingerprint, settled, change_time_unknown, made, .. } = done.facts;
-                    let known = Facts { fingerprint, settled, ..Facts::default() };
-                    let facts = Facts { change_time_unknown, made, ..known };
-                    self.node.report(&done.owned, NEVER, &facts)?;
+                    let known = self.node.known(done.owned.ino)?;
+                    self.node.report(
+                        &done.owned,
+                        NEVER,
+                        &done.facts.without_a_sync(known.as_deref()),
+                    )?;
                 }
                 return Err(error.into());
             }
