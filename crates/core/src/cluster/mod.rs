@@ -12,7 +12,7 @@
 //! - [`repair`]: redundancy that is lacking, drains and moves, in order of risk and within a rate.
 //! - [`deadlock`]: who of them waits for himself in the end.
 //! - [`locks`]: what programs on several nodes have locked of a file.
-//! - [`turns`]: writes that one node asks another for, each carried out once at most.
+//! - [`replay_cache`]: writes that one node asks another for, each carried out once at most.
 //! - [`balance`]: which nodes have too much and which too little.
 //!
 //! All are state machines or functions: time comes in, actions come out.

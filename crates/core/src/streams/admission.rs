@@ -28,7 +28,7 @@
 //! reserve for best effort on the left side as well. `B` is a visit of one who joins, or that
 //! reserve: it comes when all others have the `J` left. One that is late by `x` reads `c x` more, but
 //! half of those deviations stays unused in every sweep on average, to make up for that and for who joins
-//! ([`OVERRUN`]). A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
+//! (`OVERRUN`). A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
 //! many bounded access times have lighter tails): that is not yet a glitch, for which `H` must be used
 //! up as well.
 //!
