@@ -41,9 +41,10 @@ impl Node {
     /// # Errors
     /// `ENOENT`, or what the backing store says.
     pub fn refresh(&self, path: &Path, advance: &mut dyn FnMut(Looked) -> bool) -> Result<Looked> {
-        let looked = self.look_below(path, advance)?;
+        let looked = self.look_below(path, advance);
+        // Also of a path that was found to be gone.
         self.wait_for_notices();
-        Ok(looked)
+        looked
     }
 
     /// Waits until the kernel has heard what it must forget: whoever asked for a look sees what it
