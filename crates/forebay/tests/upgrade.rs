@@ -105,7 +105,7 @@ fn upgrade_when_the_new_program_can_not_then_the_old_daemon_serves_on() {
         std::thread::sleep(Duration::from_millis(200));
     }
     let log = fs::read_to_string(site.path("tier/state/forebay.log")).unwrap();
-    assert_eq!(log.matches("forebay_node::inherit: taken over").count(), 2, "{log}");
+    assert_eq!(log.matches("forebay_node::lifecycle::hand_over: taken over").count(), 2, "{log}");
     // And then it still can be upgraded, by the configuration that a service unit has.
     let config = site.path("home/site.toml");
     fs::write(&config, format!("mountpoint = {:?}\n", site.text("mnt"))).unwrap();

@@ -144,13 +144,13 @@ mod tests {
         let high = "impl Node {\n    pub(crate) fn high(&self) {\n        self.low();\n    }\n}\n";
         let of = |low: &str, high: &str| {
             let files =
-                [("crates/node/src/residency/a.rs", low), ("crates/node/src/requests/b.rs", high)];
+                [("crates/node/src/stream/a.rs", low), ("crates/node/src/lifecycle/b.rs", high)];
             let all = direction(&Repository::of(&files));
             all.into_iter().filter(|it| it.message.contains("in crates")).collect::<Vec<_>>()
         };
         let found = of(low, high);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].message.contains("high in crates/node/src/residency/a.rs"));
+        assert!(found[0].message.contains("high in crates/node/src/stream/a.rs"));
         assert!(of("impl Node {\n    fn low(&self) {}\n}\n", high).is_empty());
         assert!(of(&low.replace("self.high", "// self.high"), high).is_empty());
     }
