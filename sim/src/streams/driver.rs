@@ -178,8 +178,7 @@ impl Driver {
     pub fn join_at(&mut self, moment: Tick, number: u64, title: u64, rate: &Rate, layout: &Layout) {
         let (stream, title) = (StreamId(number), Title(title));
         let (rate, layout) = (rate.clone(), layout.clone());
-        let patience = None;
-        self.at(moment, Event::Join { stream, title, rate, layout, offset: 0, patience });
+        self.at(moment, Event::Join { stream, title, rate, layout, offset: 0 });
     }
 
     fn plan(&mut self, at: u64, what: Happening) {
