@@ -31,7 +31,6 @@ mod dispatch;
 mod event;
 mod membership;
 mod reader;
-mod startup;
 mod sure;
 mod visit;
 
