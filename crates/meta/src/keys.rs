@@ -359,7 +359,7 @@ pub(crate) fn taken(ino: Ino, node: u16) -> Key {
 }
 
 /// The prefix of what a node is asked for. Each node has a partition to itself for that, beyond
-/// those of directories, so that its stamp tells whether there is mail.
+/// those of directories, so that its stamp tells whether there are requests.
 pub(crate) fn recall_queue(node: u16) -> Key {
     numbered(GATHERED | (node % GATHERED), MAIL, node.into())
 }
@@ -372,7 +372,7 @@ pub(crate) fn recall(node: u16, ino: Ino, asker: u16) -> Key {
     key
 }
 
-/// The inode and the asker, in the bytes of a mail's key.
+/// The inode and the asker, in the bytes of a recall's key.
 pub(crate) fn recall_parts(bytes: &[u8]) -> Option<(Ino, u16)> {
     let ino = u64::from_be_bytes(bytes.get(9..17)?.try_into().ok()?);
     Some((Ino(ino), u16::from_be_bytes(bytes.get(17..19)?.try_into().ok()?)))

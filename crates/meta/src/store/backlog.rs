@@ -326,7 +326,7 @@ impl MetaStore {
         for partition in self.layout.entries_partitions(dir, spread) {
             for (key, _) in self.scan(&keys::stale_names(partition, dir), None, usize::MAX)?.items {
                 let stale_name = keys::stale_name_parts(&key);
-                let (name, ino) = stale_name.ok_or_else(|| corrupt("a stale_name", "short key"))?;
+                let (name, ino) = stale_name.ok_or_else(|| corrupt("a stale name", "short key"))?;
                 stale_names.push((name.into(), ino));
             }
         }

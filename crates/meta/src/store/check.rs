@@ -288,7 +288,7 @@ impl Check<'_> {
         }
         for link in record.stale_names() {
             let key = keys::stale_name(self.partition(link)?, link.parent, &link.name, ino);
-            marks.push((key, "stale_name"));
+            marks.push((key, "stale name"));
         }
         let values = match marks.is_empty() {
             true => Vec::new(),
@@ -475,7 +475,7 @@ impl Check<'_> {
             && record.is_some_and(|record| {
                 record.backing.links.has(dir, name) && !record.links.has(dir, name)
             });
-        let what = || format!("stale_name {} of {dir} is not held by {ino}", name.escape_ascii());
+        let what = || format!("stale name {} of {dir} is not held by {ino}", name.escape_ascii());
         if justified { Ok(()) } else { self.stray(key, what()) }
     }
 

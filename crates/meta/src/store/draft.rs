@@ -481,13 +481,13 @@ impl<'a> Draft<'a> {
         if !in_backing(before) && !in_backing(after) {
             return Ok(());
         }
-        let is_ghost = |record: Option<&Record>, link: &Link| {
+        let is_stale = |record: Option<&Record>, link: &Link| {
             record.is_some_and(|record| {
                 record.backing.links.contains(link) && !record.links.contains(link)
             })
         };
         for link in changed_names(before, after) {
-            match (is_ghost(before, &link), is_ghost(after, &link)) {
+            match (is_stale(before, &link), is_stale(after, &link)) {
                 (true, false) => {
                     let partition = self.stale_name_partition(&link)?;
                     self.delete(keys::stale_name(partition, link.parent, &link.name, ino));

@@ -86,8 +86,8 @@ impl MetaStore {
         }
         for ((found, taken), known) in batch.iter().zip(taken).zip(known) {
             let name = &*found.name;
-            let is_ghost = has_stale_names && !self.stale_inodes_at(dir, name)?.is_empty();
-            if taken.is_some() || is_ghost || !names.insert(name) {
+            let is_stale = has_stale_names && !self.stale_inodes_at(dir, name)?.is_empty();
+            if taken.is_some() || is_stale || !names.insert(name) {
                 continue;
             }
             let in_batch = inodes.iter().find(|(backing, _)| *backing == found.fingerprint.ino);

@@ -74,7 +74,7 @@ impl MetaStore {
         let Some(value) = self.read_one(self.recall_key(node, ino)?)? else {
             return Ok(Answer::Done);
         };
-        let bytes = codec::decode_bytes("mail", &value)?;
+        let bytes = codec::decode_bytes("recall", &value)?;
         match bytes.split_first() {
             Some((&FAILED, errno)) => {
                 let errno = errno.try_into().map_err(|_| corrupt("recall", "no errno"))?;
@@ -99,16 +99,16 @@ impl MetaStore {
     /// As [`MetaStore::ask`].
     pub fn recalls(&self, limit: usize) -> Result<Vec<RecallRequest>> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        let mut mail = Vec::new();
+        let mut requests = Vec::new();
         for (key, value) in self.scan(&keys::recall_queue(me.node), None, limit)?.items {
             let (ino, asker) =
                 keys::recall_parts(&key).ok_or_else(|| corrupt("recall", "short key"))?;
-            let bytes = codec::decode_bytes("mail", &value)?;
+            let bytes = codec::decode_bytes("recall", &value)?;
             let aims = [RecallAim::Bytes, RecallAim::Ownership];
             let aim = aims.into_iter().find(|aim| bytes == [aim.code()]);
-            mail.extend(aim.map(|aim| RecallRequest { ino, asker, aim }));
+            requests.extend(aim.map(|aim| RecallRequest { ino, asker, aim }));
         }
-        Ok(mail)
+        Ok(requests)
     }
 
     /// A stamp of this node's recall queue: while it stays the same there is nothing new.
@@ -122,11 +122,11 @@ impl MetaStore {
     ///
     /// # Errors
     /// As [`MetaStore::ask`].
-    pub fn answer(&self, mail: &RecallRequest, failed: Option<i32>) -> Result<()> {
+    pub fn answer(&self, request: &RecallRequest, failed: Option<i32>) -> Result<()> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
-        let key = keys::recall(me.node, mail.ino, mail.asker);
+        let key = keys::recall(me.node, request.ino, request.asker);
         let mut transaction = MiniTransaction::default();
-        let asked = codec::encode_bytes(&[mail.aim.code()]);
+        let asked = codec::encode_bytes(&[request.aim.code()]);
         transaction.compare.push(compare(key.clone(), Expect::Value(asked)));
         transaction.write.push(match failed {
             None => Write::Delete(key),

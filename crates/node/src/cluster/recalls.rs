@@ -99,15 +99,15 @@ impl Node {
 
     /// Has what others ask for done; false if not all could be looked at.
     pub(super) fn take_recalls(&self, cluster: &Cluster) -> bool {
-        let mail = match self.meta.recalls(MAX_RECALLS) {
-            Ok(mail) => mail,
+        let requests = match self.meta.recalls(MAX_RECALLS) {
+            Ok(requests) => requests,
             Err(error) => {
                 tracing::warn!(%error, "what other nodes ask for is not known");
                 return false;
             }
         };
-        let mut all = mail.len() < MAX_RECALLS;
-        for request in mail {
+        let mut all = requests.len() < MAX_RECALLS;
+        for request in requests {
             let key = (request.ino.0, request.asker, request.aim == RecallAim::Bytes);
             if !cluster.recalls.answering.lock().insert(key) {
                 // Perhaps asked again while the last time was being answered.

@@ -328,7 +328,7 @@ impl Node {
         if !what.indexes.is_empty() && self.ask_directory_node(cluster, kind, what).is_none() {
             tracing::debug!(
                 ino = what.ino,
-                "the directory_node of a file is not told what is here"
+                "the directory node of a file is not told what is here"
             );
         }
     }
@@ -349,7 +349,7 @@ impl Node {
         let answer = client.other(kind, &body, ANSWER, WITHIN);
         let answer = answer
             .inspect_err(|error| {
-                tracing::debug!(ino = what.ino, directory_node, %error, "the directory_node of a file does not answer");
+                tracing::debug!(ino = what.ino, directory_node, %error, "the directory node of a file does not answer");
             })
             .ok()?;
         Answers::decode(&*answer).ok().map(|answers| answers.sources_of)

@@ -124,10 +124,10 @@ fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
         }
     }
     flaky.set_rules(vec![]);
-    assert_eq!(bench.node.meta.stale_inodes_at(Ino::ROOT, b"name").expect("stale_names").len(), 1);
+    assert_eq!(bench.node.meta.stale_inodes_at(Ino::ROOT, b"name").expect("stale names").len(), 1);
     bench.write("newest", b"the third one");
     bench.rename("newest", "name", false);
-    assert_eq!(bench.node.meta.stale_inodes_at(Ino::ROOT, b"name").expect("stale_names").len(), 2);
+    assert_eq!(bench.node.meta.stale_inodes_at(Ino::ROOT, b"name").expect("stale names").len(), 2);
     bench.drained();
     assert_eq!(bench.read("name"), b"the third one");
     assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["name".to_owned()]));
