@@ -56,6 +56,9 @@ impl Rig {
         };
         let checked = forebay_node::check(&request, &mut |_| true).unwrap();
         assert_eq!(checked.problems, checked.repaired, "{:?}", checked.details);
+        let check = CheckRequest { rebuild: false, ..request };
+        let checked = forebay_node::check(&check, &mut |_| true).unwrap();
+        assert_eq!(checked.problems, 0, "after the rebuild: {:?}", checked.details);
         self.node = Some(Node::start(self.config.clone()).unwrap());
     }
 
@@ -89,6 +92,21 @@ fn files_written_under_one_name_when_the_index_is_lost_then_all_come_back() {
     }
     rig.rebuild();
     assert_eq!(rig.contents(), [b"a", b"b", b"c"]);
+}
+
+#[test]
+fn file_that_had_no_name_for_a_moment_when_the_index_is_lost_then_it_is_set_aside_and_named() {
+    let mut rig = Rig::new("limbo");
+    rig.save("kept", b"kept");
+    let owner = forebay_store::tier::identity(&rig.config.tiers[0].dir).unwrap().unwrap();
+    let limbo = rig.dir.join("backing/.forebay/limbo");
+    std::fs::create_dir_all(&limbo).unwrap();
+    std::fs::write(limbo.join(format!("{owner}.42f500000000002e")), b"only copy").unwrap();
+    rig.rebuild();
+    let aside = rig.node().set_aside().list;
+    assert_eq!(aside.len(), 1, "{aside:?}");
+    assert_eq!(std::fs::read(&aside[0]).unwrap(), b"only copy");
+    assert_eq!(rig.contents(), [b"kept"]);
 }
 
 #[test]

@@ -24,6 +24,7 @@ use crate::lifecycle::check::{CheckRequest, Checked, header_of, open_meta, path_
 use crate::lifecycle::recover::RECOVERED;
 use crate::node::Node;
 use crate::writeback::flush::is_announced;
+use crate::writeback::parked;
 
 /// What the replaced index says of files.
 #[derive(Default)]
@@ -66,6 +67,7 @@ pub(crate) fn rebuild(
         NodeConfig { state_dir: request.state_dir.clone(), ..NodeConfig::new(backing, tiers) };
     let node = Node::start_for_rebuild(config)?;
     node.number_above_objects()?;
+    node.rebuild_parked(&mut checked)?;
     for index in 0..node.tiers.len() {
         node.rebuild_tier(index, &former, &mut checked, progress)?;
     }
@@ -151,10 +153,25 @@ impl Node {
                 ControlFlow::Continue(())
             })?;
         }
-        for ino in self.backing.list_spills()? {
+        for ino in self.backing.list_spills()?.into_iter().chain(self.backing.list_parked()?) {
             highest = highest.max(ino & 0xffff_ffff_ffff);
         }
         Ok(self.meta.number_above(Ino(highest))?)
+    }
+
+    /// What the replaced index had in limbo is set aside: nobody knows its name any more, and it may be
+    /// the only copy of a file that was about to get another one.
+    fn rebuild_parked(&self, checked: &mut Checked) -> Result<()> {
+        for stray in parked::strays(&self.meta, &*self.backing)? {
+            let name = self.backing.parked_name(stray.ino.0);
+            if let Some(kept) = parked::settle(&self.meta, &*self.backing, &stray)? {
+                let (name, kept) = (name.display(), kept.display());
+                checked.problem(true, format!(
+                    ".forebay/limbo/{name}: nobody knows its name: set aside as {kept}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn rebuild_tier(
