@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::control::{
-    ClusterStatus, Conflict, Forgotten, HintState, Location, NodeState, Outcome, Progress,
-    Residency, Safety, Status, TierStatus, WirePath,
+    ClusterStatus, Conflict, Coverage, Forgotten, HintState, Location, NodeState, Outcome,
+    Progress, Safety, Status, TierStatus, WirePath,
 };
 use crate::engine::FsckReport;
 use crate::printable::one_line;
@@ -386,9 +386,9 @@ pub fn locations(locations: &[Location]) -> String {
     let mut out = String::new();
     for location in locations {
         let residency = match location.residency {
-            Residency::Absent => "absent".to_owned(),
-            Residency::Whole => "resident".to_owned(),
-            Residency::Partial => {
+            Coverage::Absent => "absent".to_owned(),
+            Coverage::Whole => "resident".to_owned(),
+            Coverage::Partial => {
                 format!("{:.0} % resident", percent(location.resident_bytes, location.size_bytes))
             }
         };

@@ -187,7 +187,7 @@ fn locations_when_partial_then_the_part_is_told() {
             path: "big".into(),
             kind: "file".into(),
             size_bytes: 200,
-            residency: Residency::Partial,
+            residency: Coverage::Partial,
             resident_bytes: 50,
             tier: Some("/dev/shm/f".into()),
             pinned: true,

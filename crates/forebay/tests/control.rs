@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fake::FakeControl;
 use forebay::control::{
-    Client, Control, HintPart, Reply, Request, Residency, Server, ServerLimits, Shutdown, Status,
+    Client, Control, Coverage, HintPart, Reply, Request, Server, ServerLimits, Shutdown, Status,
 };
 
 struct Site {
@@ -60,7 +60,7 @@ fn client_when_it_asks_many_things_on_one_connection_then_each_is_answered() {
     assert_eq!(client.status().unwrap().hits, 7);
     assert_eq!(client.metrics().unwrap(), "forebay_hits_total 3\n");
     let places = client.locate(vec!["a".into(), "b/c".into()]).unwrap();
-    assert_eq!((places.len(), places[1].residency), (2, Residency::Whole));
+    assert_eq!((places.len(), places[1].residency), (2, Coverage::Whole));
     let part = HintPart { job: "j".into(), paths: vec!["x".into()], ..HintPart::default() };
     let outcome = client.work(Request::Hint(part), None, &mut |_| {}).unwrap();
     assert_eq!((outcome.files, site.control.hints.lock().unwrap().len()), (1, 1));

@@ -41,6 +41,20 @@ impl Context {
 #[derive(Default)]
 pub(crate) struct GivenUp(Mutex<HashSet<u64>>);
 
+impl GivenUp {
+    /// To be called between the last wait of a request and its first change: for a change of bytes
+    /// with the file in hand, so that newer ones come after it.
+    ///
+    /// # Errors
+    /// `EINTR`, which nobody hears, if it was given up.
+    pub(crate) fn check(&self, context: &Context) -> Result<()> {
+        if context.request != 0 && self.0.lock().contains(&context.request) {
+            return Err(Errno::INTR.into());
+        }
+        Ok(())
+    }
+}
+
 impl Node {
     /// The program that made a request is about to be told that it failed, while a thread is still
     /// at it: what the thread has not done yet it must not do any more, for the program may make
@@ -52,17 +66,5 @@ impl Node {
     /// The thread is done.
     pub fn forget_request(&self, request: u64) {
         self.given_up.0.lock().remove(&request);
-    }
-
-    /// To be called between the last wait of a request and its first change: for a change of bytes
-    /// with the file in hand, so that newer ones come after it.
-    ///
-    /// # Errors
-    /// `EINTR`, which nobody hears, if it was given up.
-    pub(crate) fn check_wanted(&self, context: &Context) -> Result<()> {
-        if context.request != 0 && self.given_up.0.lock().contains(&context.request) {
-            return Err(Errno::INTR.into());
-        }
-        Ok(())
     }
 }

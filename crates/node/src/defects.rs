@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_types::Ino;
 use prost::Message;
@@ -56,8 +56,46 @@ pub struct SetAsideWork {
 }
 
 /// What earlier daemons have left of this kind.
-pub(crate) fn known_from(handed_over: Option<&HandOverState>) -> HashSet<BackgroundWork> {
-    handed_over.into_iter().flat_map(|left| left.defects.iter().copied()).collect()
+pub(crate) struct Defects {
+    known: HashSet<BackgroundWork>,
+    started: Instant,
+}
+
+impl Defects {
+    /// None, or those that another daemon hands over.
+    pub(crate) fn known_from(handed_over: Option<&HandOverState>) -> Self {
+        let known = handed_over.into_iter().flat_map(|left| left.defects.iter().copied());
+        Defects { known: known.collect(), started: Instant::now() }
+    }
+
+    /// For another daemon.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &BackgroundWork> {
+        self.known.iter()
+    }
+
+    /// Whether such work has ended a daemon.
+    pub(crate) fn is_set_aside(&self, kind: BackgroundKind, number: u64) -> bool {
+        !self.known.is_empty() && self.known.contains(&BackgroundWork { kind: kind.into(), number })
+    }
+
+    /// Does work that nobody asked for, unless it has ended a daemon.
+    pub(crate) fn attempt<T>(
+        &self,
+        kind: BackgroundKind,
+        number: u64,
+        work: impl FnOnce() -> T,
+    ) -> Option<T> {
+        if self.is_set_aside(kind, number) {
+            return None;
+        }
+        let _in_hand = begin(kind, number);
+        Some(work())
+    }
+
+    /// Whether nothing is to be written back by itself yet.
+    pub(crate) fn is_cautious(&self) -> bool {
+        !self.known.is_empty() && self.started.elapsed() < CAUTION
+    }
 }
 
 thread_local! {
@@ -99,34 +137,9 @@ impl BackgroundKind {
 }
 
 impl Node {
-    /// Whether such work has ended a daemon.
-    pub(crate) fn is_set_aside(&self, kind: BackgroundKind, number: u64) -> bool {
-        !self.defects.is_empty()
-            && self.defects.contains(&BackgroundWork { kind: kind.into(), number })
-    }
-
-    /// Does work that nobody asked for, unless it has ended a daemon.
-    pub(crate) fn attempt<T>(
-        &self,
-        kind: BackgroundKind,
-        number: u64,
-        work: impl FnOnce() -> T,
-    ) -> Option<T> {
-        if self.is_set_aside(kind, number) {
-            return None;
-        }
-        let _in_hand = begin(kind, number);
-        Some(work())
-    }
-
-    /// Whether nothing is to be written back by itself yet.
-    pub(crate) fn is_cautious(&self) -> bool {
-        !self.defects.is_empty() && self.started.elapsed() < CAUTION
-    }
-
     /// What is not tried again, as it has ended a daemon.
     pub fn set_aside_work(&self) -> Vec<SetAsideWork> {
-        let told = self.defects.iter().map(|work| {
+        let told = self.defects.known().map(|work| {
             let about_inode =
                 !matches!(work.kind(), BackgroundKind::Upkeep | BackgroundKind::Metrics);
             let path = about_inode.then(|| self.meta.path(Ino(work.number)).ok().flatten());
@@ -137,7 +150,7 @@ impl Node {
 
     /// Names in the log what an earlier daemon died at.
     pub(crate) fn tell_set_aside_work(&self) {
-        for work in &self.defects {
+        for work in self.defects.known() {
             let path = self.meta.path(Ino(work.number)).ok().flatten().unwrap_or_default();
             tracing::error!(
                 path = %String::from_utf8_lossy(&path), number = work.number,

@@ -38,10 +38,10 @@ fn go_on_while_shared_locks_are_held(recorded: bool) {
     let (busy, busy_fh) = open(b"busy");
     let (_, free_fh) = open(b"free");
 
-    let busy_file = node.files.get(busy);
+    let busy_file = node.residency.files.get(busy);
     let of_another_file = busy_file.location.write();
-    let of_the_steward = node.steward.lock();
-    let of_the_table = node.files.lock_all();
+    let of_the_steward = node.residency.steward.lock();
+    let of_the_table = node.residency.files.lock_all();
     let of_the_patterns = node.patterns.lock_books();
     let (send, receive) = mpsc::channel();
     let program = node.clone();

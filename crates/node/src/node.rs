@@ -7,37 +7,33 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_core::steward::{Action, Event, Steward, StewardConfig, TierConfig};
+use forebay_core::steward::{Event, Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
 use forebay_meta::{
     Embedded, EmbeddedOptions, Engine, LeaseOptions, Leased, MetaStore, NodeName, Options, Redis,
     RedisOptions,
 };
 use forebay_store::backing::BackingStore;
-use forebay_store::copy::{Gate, Limits, Priority};
 use forebay_store::decorators::{InterceptedBacking, Throttled};
 use forebay_store::{DirBacking, StoreIdentity, Tier, TierLock};
 use parking_lot::Mutex;
 
 use crate::cluster::{self, Cluster, Membership};
 use crate::config::NodeConfig;
-use crate::defects::{self, BackgroundWork};
+use crate::defects::Defects;
 use crate::error::{NodeError, Result};
 use crate::kernel::Kernel;
 use crate::lifecycle::hand_over::HandOverState;
 use crate::lifecycle::members::{self, Expected};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
-use crate::pool::Pool;
+use crate::pool::{Pool, Urgency};
 use crate::requests::handle::Handles;
 use crate::requests::hints::Hints;
-use crate::residency::access::Accesses;
-use crate::residency::aside::Troubles;
-use crate::residency::files::Files;
-use crate::residency::prefetch::Fetches;
-use crate::residency::removals::Removals;
-use crate::residency::residents::Residents;
 use crate::residency::room::Room;
+use crate::residency::seams::{ColdReads, NoPeers};
+use crate::residency::{Given, Residency};
+use crate::seams::Upper;
 use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
 use crate::writeback::import::Imports;
@@ -57,52 +53,34 @@ pub struct TierSlot {
 
 /// A node: one mount's namespace, tiers, backing store and workers.
 pub struct Node {
-    pub(crate) config: NodeConfig,
-    pub(crate) meta: MetaStore,
-    pub(crate) tiers: Vec<TierSlot>,
+    pub(crate) config: Arc<NodeConfig>,
+    pub(crate) meta: Arc<MetaStore>,
     pub(crate) backing: Arc<dyn BackingStore>,
-    pub(crate) files: Arc<Files>,
-    pub(crate) residents: Residents,
+    /// Where the bytes of files are.
+    pub(crate) residency: Arc<Residency>,
     pub(crate) moved: Moved,
-    /// What was set aside, and what is lost.
-    pub(crate) troubles: Troubles,
-    pub(crate) removals: Removals,
     pub(crate) upkeep: crate::writeback::upkeep::Upkeep,
     /// What ended earlier daemons and is not tried again.
-    pub(crate) defects: HashSet<BackgroundWork>,
-    pub(crate) accesses: Accesses,
-    pub(crate) given_up: crate::context::GivenUp,
-    /// A spill file has been noted, now or by an earlier daemon.
-    pub(crate) spills_noted: AtomicBool,
+    pub(crate) defects: Arc<Defects>,
+    pub(crate) given_up: Arc<crate::context::GivenUp>,
     pub(crate) handles: Handles,
-    pub(crate) steward: Mutex<Steward>,
-    /// Decisions of the steward for which the pool had no place.
-    pub(crate) put_off: Mutex<Vec<Action>>,
     /// The reference sequences that were given.
     pub(crate) hints: Hints,
-    /// Fetches ahead that the steward waits for.
-    pub(crate) fetches: Fetches,
     /// Who is told of opens.
     pub(crate) tracer: Tracer,
     /// Who records accesses.
     pub(crate) patterns: crate::patterns::Recorder,
-    /// Where the steward's decisions are recorded.
-    pub(crate) event_log: Option<EventLog>,
-    pub(crate) started: Instant,
     /// Threads that wait for slow devices.
-    pub(crate) slow: Pool,
+    pub(crate) slow: Arc<Pool>,
     /// Threads that bring the backing store in line.
     pub(crate) flushers: Pool,
     pub(crate) imports: Imports,
     pub(crate) reconciler: Reconciler,
-    pub(crate) copies: Limits,
-    /// Counts what is copied to the backing store.
-    pub(crate) written_back: Arc<forebay_store::copy::Progress>,
     pub(crate) names: Namespace,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) busiest: crate::busiest::Busiest,
-    pub(crate) kernel: OnceLock<Arc<dyn Kernel>>,
-    pub(crate) stopping: AtomicBool,
+    pub(crate) kernel: Arc<OnceLock<Arc<dyn Kernel>>>,
+    pub(crate) stopping: Arc<AtomicBool>,
     /// This node, for the jobs that it hands to its pools.
     pub(crate) this: Weak<Node>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
@@ -114,9 +92,6 @@ pub struct Node {
     /// Which directory the backing store is.
     pub(crate) store: StoreIdentity,
 }
-
-/// Copies that nobody waits for stand back this long at most for those that somebody waits for.
-const GATE_WAIT: Duration = Duration::from_millis(100);
 
 /// The metadata engine's directory in the state directory.
 pub(crate) const METADATA: &str = "meta";
@@ -180,7 +155,7 @@ impl Node {
         };
         match Self::assemble(config, (tiers, &expected), backing, handed_over) {
             Ok(node) => {
-                drop(node.troubles.noted.set(directory));
+                drop(node.residency.troubles.noted.set(directory));
                 Ok(node)
             }
             Err(error) => {
@@ -305,52 +280,66 @@ impl Node {
         let streams =
             streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
         let streams = streams.transpose()?;
-        let (flush_threads, slow_threads) = (config.flush_threads, config.slow_threads);
-        Ok(Arc::new_cyclic(|this| Node {
-            config,
-            meta,
-            tiers,
-            backing,
-            files: Arc::default(),
-            residents: Residents::default(),
+        let slow = Arc::new(Pool::new(config.slow_threads, 4096));
+        let reconciler = Reconciler::load(&state_dir);
+        let defects = Arc::new(Defects::known_from(handed_over));
+        let (config, meta) = (Arc::new(config), Arc::new(meta));
+        Ok(Arc::new_cyclic(|this: &Weak<Node>| {
+            let given = Given {
+                config,
+                meta,
+                backing,
+                slow,
+                defects,
+                state_dir,
+                peers: match cluster.is_some() {
+                    true => Box::new(Upper(this.clone())),
+                    false => Box::new(NoPeers),
+                },
+                above: Box::new(Upper(this.clone())),
+                cold: streams.clone().map(|streams| streams as Arc<dyn ColdReads>),
+            };
+            let residency = Residency::new(given, tiers, (steward, event_log), spills_noted);
+            Node::of(this, residency, (streams, cluster), (reconciler, generation, store))
+        }))
+    }
+
+    /// A node that has done nothing yet.
+    pub(crate) fn of(
+        this: &Weak<Node>,
+        residency: Arc<Residency>,
+        (streams, cluster): (Option<Arc<Streams>>, Option<Cluster>),
+        (reconciler, generation, store): (Reconciler, u16, StoreIdentity),
+    ) -> Node {
+        Node {
             moved: Moved::default(),
-            troubles: Troubles::default(),
-            removals: Removals::default(),
             upkeep: crate::writeback::upkeep::Upkeep::default(),
-            defects: defects::known_from(handed_over),
-            accesses: Accesses::default(),
-            given_up: Default::default(),
-            spills_noted: AtomicBool::new(spills_noted),
+            defects: residency.defects.clone(),
+            given_up: residency.given_up.clone(),
             handles: Handles::new(generation),
-            steward: Mutex::new(steward),
-            put_off: Mutex::default(),
             hints: Hints::default(),
-            fetches: Fetches::default(),
             tracer: Tracer::default(),
             patterns: Default::default(),
-            event_log,
-            started: Instant::now(),
-            slow: Pool::new(slow_threads, 4096),
-            flushers: Pool::new(flush_threads, 1024),
+            slow: residency.slow.clone(),
+            flushers: Pool::new(residency.config.flush_threads, 1024),
             imports: Imports::default(),
-            reconciler: Reconciler::load(&state_dir),
-            copies: Limits {
-                gate: Some(Arc::new(Gate::new(GATE_WAIT))),
-                ..Limits::plain(Priority::Demand)
-            },
-            written_back: Arc::default(),
+            reconciler,
             names: Namespace::default(),
-            metrics: Metrics::default(),
+            metrics: residency.metrics.clone(),
             busiest: Default::default(),
-            kernel: OnceLock::new(),
-            stopping: AtomicBool::new(false),
+            kernel: residency.kernel.clone(),
+            stopping: residency.stopping.clone(),
             this: this.clone(),
             threads: Mutex::default(),
             streams,
             cluster,
-            state_dir,
             store,
-        }))
+            state_dir: residency.state_dir.clone(),
+            config: residency.config.clone(),
+            meta: residency.meta.clone(),
+            backing: residency.backing.clone(),
+            residency,
+        }
     }
 
     /// Connects the front. Called once, before the first request.
@@ -366,6 +355,17 @@ impl Node {
     /// The configuration.
     pub fn config(&self) -> &NodeConfig {
         &self.config
+    }
+
+    /// Where the bytes of files are.
+    pub fn residency(&self) -> &Residency {
+        &self.residency
+    }
+
+    /// Runs `job` on a thread that may wait; false if the pool is full or closed.
+    pub(crate) fn later(&self, job: impl FnOnce(&Node) + Send + 'static) -> bool {
+        let Some(node) = self.this.upgrade() else { return true };
+        self.slow.run(Urgency::Background, move || job(&node)).is_ok()
     }
 
     /// The pool of threads that may wait.
@@ -392,17 +392,17 @@ impl Node {
                 if node.stopping.load(Ordering::Acquire) {
                     break;
                 }
-                node.decide(Event::Tick);
+                node.residency.decide(Event::Tick);
                 node.log_switches(&mut switches);
-                node.perform_put_off();
-                node.drop_spills_later();
+                node.residency.perform_put_off();
+                node.residency.drop_spills_later();
                 node.upkeep_now_and_then();
                 node.expire_hints();
                 node.expire_listings();
                 if node.moved.is_due() {
                     node.later(|node| node.keep_up(Step::Restamp));
                 }
-                if let Some(log) = &node.event_log {
+                if let Some(log) = &node.residency.event_log {
                     log.write_out();
                 }
                 drop(node);
@@ -419,14 +419,14 @@ impl Node {
     /// that this one does later changes either.
     pub(crate) fn let_go_of_state(&self) {
         self.meta.close();
-        for slot in &self.tiers {
+        for slot in &self.residency.tiers {
             *slot.lock.lock() = None;
         }
     }
 
     /// Whether the tiers are this node's still.
     pub(crate) fn has_tiers(&self) -> bool {
-        self.tiers.iter().all(|slot| slot.lock.lock().is_some())
+        self.residency.tiers.iter().all(|slot| slot.lock.lock().is_some())
     }
 
     /// Ends all work that is in hand and makes the state durable. What is not in the backing store
@@ -441,14 +441,14 @@ impl Node {
             // Nobody plays any more; whoever waits for a turn goes on.
             streams.stop();
         }
-        let unsettled = self.settle_all(until);
+        let unsettled = self.residency.settle_all(until);
         self.restamp_moved();
         // While the reconciler can still take away what they had spilled.
-        self.discard_removed();
+        self.residency.discard_removed();
         self.stopping.store(true, Ordering::Release);
         self.stop_reconciler();
-        self.discard_removed();
-        self.write_accesses();
+        self.residency.discard_removed();
+        self.residency.write_accesses();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
         ended &= self.streams.as_ref().is_none_or(|streams| streams.readers().close(left(until)));
@@ -460,7 +460,7 @@ impl Node {
             }
             ended &= handle.is_finished();
         }
-        if let Some(log) = &self.event_log {
+        if let Some(log) = &self.residency.event_log {
             log.write_out();
         }
         if !ended || unsettled > 0 {

@@ -9,7 +9,7 @@ use forebay_types::Ino;
 
 use crate::clock;
 use crate::defects::BackgroundKind;
-use crate::metrics::{Metrics, Queue, RefusalReason};
+use crate::metrics::{Metrics, Queue};
 use crate::node::Node;
 use crate::pool::Urgency;
 
@@ -95,6 +95,7 @@ impl Node {
     /// The tiers, fastest first.
     pub fn tier_reports(&self) -> Vec<TierReport> {
         let mut reports: Vec<TierReport> = self
+            .residency
             .tiers
             .iter()
             .map(|slot| TierReport {
@@ -106,7 +107,7 @@ impl Node {
                 ..TierReport::default()
             })
             .collect();
-        self.residents.for_each(|_, resident| {
+        self.residency.residents.for_each(|_, resident| {
             if let Some(report) = reports.get_mut(usize::from(resident.tier)) {
                 report.objects += 1;
                 if resident.dirty {
@@ -115,12 +116,12 @@ impl Node {
                 }
             }
         });
-        for (report, tier) in reports.iter_mut().zip(self.steward.lock().snapshot()) {
+        for (report, tier) in reports.iter_mut().zip(self.residency.steward.lock().snapshot()) {
             report.pinned = tier.pinned.0;
         }
         for (index, report) in reports.iter_mut().enumerate() {
-            self.try_tier(index);
-            report.failed = self.tier_failure(index).map(str::to_owned);
+            self.residency.try_tier(index);
+            report.failed = self.residency.tier_failure(index).map(str::to_owned);
         }
         reports
     }
@@ -132,7 +133,7 @@ impl Node {
 
     /// All metrics in the Prometheus text format.
     pub fn render_metrics(&self) -> String {
-        let rendered = self.attempt(BackgroundKind::Metrics, 0, || self.metrics_as_text());
+        let rendered = self.defects.attempt(BackgroundKind::Metrics, 0, || self.metrics_as_text());
         rendered.unwrap_or_else(|| "# to render metrics has ended a daemon by a defect\n".into())
     }
 
@@ -177,7 +178,7 @@ impl Node {
     fn count_hints(&self) {
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let (jobs, counts) = {
-            let steward = self.steward.lock();
+            let steward = self.residency.steward.lock();
             (steward.jobs(), steward.fetches_ahead())
         };
         let metrics = &self.metrics;
@@ -196,7 +197,7 @@ impl Node {
     /// As [`Node::is_open`], but never waits: a status must come also while a store hangs. Where
     /// somebody opens or closes the file right now, it counts as open.
     fn seems_open(&self, ino: Ino) -> bool {
-        let Some(file) = self.files.peek(ino) else { return false };
+        let Some(file) = self.residency.files.peek(ino) else { return false };
         file.opens.try_lock().is_none_or(|opens| opens.count > 0)
     }
 
@@ -238,7 +239,7 @@ impl Node {
             .into_iter()
             .map(|(_, ino)| ino.0)
             .collect();
-        self.residents.for_each(|ino, resident| {
+        self.residency.residents.for_each(|ino, resident| {
             if resident.dirty && inodes.len() < 2 * LOOKED_AT {
                 inodes.insert(ino);
             }
@@ -247,7 +248,7 @@ impl Node {
             .into_iter()
             .filter_map(|ino| {
                 let record = self.meta.get(Ino(ino)).ok()?;
-                let resident = self.residents.get(ino).filter(|resident| resident.dirty);
+                let resident = self.residency.residents.get(ino).filter(|resident| resident.dirty);
                 let dirty = record.dirty || record.spilled || resident.is_some();
                 dirty.then(|| (age_s(&record), record, resident))
             })
@@ -261,7 +262,7 @@ impl Node {
                 bytes: resident.map_or(record.attr.size, |resident| resident.charged),
                 open: self.seems_open(record.ino),
                 age_s,
-                last_error: match self.troubles.is_lost(record.ino) {
+                last_error: match self.residency.troubles.is_lost(record.ino) {
                     true => Some(crate::error::NodeError::Lost.to_string()),
                     false => self.write_error(record.ino),
                 },
@@ -271,13 +272,13 @@ impl Node {
 
     /// The files whose bytes lie in spill files and on no tier, and how many bytes these are.
     pub fn spilled_files(&self) -> (u64, u64) {
-        if !self.spills_noted.load(std::sync::atomic::Ordering::Acquire) {
+        if !self.residency.spills_noted.load(std::sync::atomic::Ordering::Acquire) {
             return (0, 0);
         }
         let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default().into_iter();
         let records = backlog.filter_map(|(_, ino)| self.meta.get(ino).ok());
         let spilled = records.filter(|record| {
-            record.spilled && !record.links.is_empty() && !self.is_unsettled(record.ino)
+            record.spilled && !record.links.is_empty() && !self.residency.is_unsettled(record.ino)
         });
         spilled.fold((0, 0), |(files, bytes), record| (files + 1, bytes + record.attr.size))
     }
@@ -288,7 +289,7 @@ impl Node {
         list.filter_map(|(ino, opens)| {
             let record = self.meta.get(Ino(ino)).ok()?;
             let path = self.meta.path(Ino(ino)).ok().flatten()?;
-            let resident = self.residents.get(ino).is_some_and(|resident| resident.whole);
+            let resident = self.residency.residents.get(ino).is_some_and(|resident| resident.whole);
             Some(BusyFile { path, opens, bytes: record.attr.size, resident })
         })
         .take(most)
@@ -309,7 +310,7 @@ impl Node {
 
     /// Logs which policies are followed if that has changed since `seen` switches.
     pub(crate) fn log_switches(&self, seen: &mut u64) {
-        let steward = self.steward.lock();
+        let steward = self.residency.steward.lock();
         let switches = steward.switches();
         if std::mem::replace(seen, switches) == switches {
             return;
@@ -326,7 +327,7 @@ impl Node {
     /// What the policy says about itself: names and values.
     pub fn policy_figures(&self) -> Vec<(String, String)> {
         let mut figures = Vec::new();
-        for (index, tier) in self.steward.lock().snapshot().into_iter().enumerate() {
+        for (index, tier) in self.residency.steward.lock().snapshot().into_iter().enumerate() {
             let policy = tier.policy;
             if !policy.follows.is_empty() {
                 figures.push((format!("tier {index} follows"), policy.follows.to_owned()));
@@ -345,16 +346,5 @@ impl Node {
             }
         }
         figures
-    }
-
-    /// Why the kernel can't be handed files for passthrough; `None` when it can.
-    pub fn passthrough_refusal(&self) -> Option<RefusalReason> {
-        if self.config.passthrough == crate::Passthrough::Off {
-            return Some(RefusalReason::Off);
-        }
-        match self.kernel.get() {
-            None => Some(RefusalReason::NoKernel),
-            Some(kernel) => (!kernel.passthrough()).then(|| kernel.refusal()),
-        }
     }
 }

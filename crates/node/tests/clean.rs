@@ -54,7 +54,7 @@ fn brought_back(rig: &Rig, name: &str, content: &[u8]) {
     rig.drain();
     same(&rig.plain(name), content, "in the backing store");
     clean_is_equal(rig, name, "after the drain");
-    assert!(rig.node().evict_file(rig.ino(name)).unwrap(), "not evicted");
+    assert!(rig.node().residency().evict_file(rig.ino(name)).unwrap(), "not evicted");
     same(&rig.get(name), content, "after the eviction");
 }
 
@@ -452,7 +452,7 @@ impl Work {
                 }
             }
             9 => set_times(&self.rig, self.rig.ino(&name(file)), self.times[file]),
-            10 => drop(self.rig.node().evict_file(self.rig.ino(&name(file))).unwrap()),
+            10 => drop(self.rig.node().residency().evict_file(self.rig.ino(&name(file))).unwrap()),
             _ => {
                 // Fails for what is in use, which is its right; not for long.
                 let until = std::time::Instant::now() + Duration::from_millis(40);

@@ -59,8 +59,8 @@ fn read(rig: &Rig, name: &str) -> Result<Vec<u8>, i32> {
 
 fn is_lost_and_named(rig: &Rig, name: &str) {
     assert_eq!(read(rig, name), Err(libc::EIO), "an older version is shown");
-    assert_eq!(rig.node().lost_files().list, [name.as_bytes().to_vec()]);
-    assert!(rig.node().set_aside().files > 0);
+    assert_eq!(rig.node().residency().lost_files().list, [name.as_bytes().to_vec()]);
+    assert!(rig.node().residency().set_aside().files > 0);
 }
 
 /// A published file, open and written when the daemon dies.
@@ -152,7 +152,7 @@ fn copy_when_its_header_is_damaged_then_the_file_is_as_the_backing_store_has_it(
         flip_header(&rig);
         rig.start();
         assert_eq!(read(&rig, "file"), Ok(bytes), "whole: {whole}");
-        assert_eq!(rig.node().lost_files().files, 0);
+        assert_eq!(rig.node().residency().lost_files().files, 0);
     }
 }
 
@@ -247,7 +247,7 @@ fn spill_file_when_its_record_is_older_than_its_note_then_it_is_set_aside_and_no
     .unwrap();
     drop(meta);
     rig.start();
-    let aside = rig.node().set_aside();
+    let aside = rig.node().residency().set_aside();
     assert_eq!(aside.files, 1, "{aside:?}");
     // Its beginning is on the tier.
     let kept = std::fs::read(&aside.list[0]).unwrap();
@@ -311,9 +311,9 @@ fn lost_file_when_it_is_replaced_in_any_way_then_it_is_the_new_one() {
         }
         assert_eq!(read(&rig, "file"), Ok(b"new".to_vec()), "{way}");
         let until = Instant::now() + Duration::from_secs(10);
-        while node.lost_files().files > 0 {
+        while node.residency().lost_files().files > 0 {
             // A replaced file can still be opened for a moment.
-            assert!(Instant::now() < until, "{way}: {:?}", node.lost_files());
+            assert!(Instant::now() < until, "{way}: {:?}", node.residency().lost_files());
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(node);

@@ -273,9 +273,9 @@ fn pinned_file_when_others_need_room_then_it_stays() {
     }
     let place = rig.node().whereabouts(rig.ino("pinned")).unwrap();
     assert!(format!("{place:?}").contains("tier"), "{place:?}");
-    assert!(!rig.node().evict_file(rig.ino("pinned")).unwrap());
+    assert!(!rig.node().residency().evict_file(rig.ino("pinned")).unwrap());
     rig.node().pin(rig.ino("pinned"), false).unwrap();
-    assert!(rig.node().evict_file(rig.ino("pinned")).unwrap());
+    assert!(rig.node().residency().evict_file(rig.ino("pinned")).unwrap());
     same(&rig.get("pinned"), &noise(1, 200_000), "evicted");
 }
 
@@ -410,11 +410,11 @@ impl Work {
             }
             15 => {
                 self.log.push(format!("evict {file}"));
-                self.rig.node().evict_file(self.rig.ino(&name)).unwrap();
+                self.rig.node().residency().evict_file(self.rig.ino(&name)).unwrap();
             }
             16 => {
                 self.log.push(format!("warm {file}"));
-                drop(self.rig.node().warm_file(self.rig.ino(&name), &mut |_| true));
+                drop(self.rig.node().residency().warm_file(self.rig.ino(&name), &mut |_| true));
             }
             17 => {
                 self.log.push("crash".into());

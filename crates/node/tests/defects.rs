@@ -4,7 +4,7 @@ mod rig;
 
 use std::time::{Duration, Instant};
 
-use forebay_node::{BackgroundKind, BackgroundWork, HandOverState, Node, Remaining, Residency};
+use forebay_node::{BackgroundKind, BackgroundWork, Coverage, HandOverState, Node, Remaining};
 use rig::{MIB, Rig, noise, same};
 
 const FILE: u64 = 700 << 10;
@@ -28,7 +28,7 @@ fn drained(rig: &Rig) -> Remaining {
 }
 
 fn is_here(rig: &Rig, name: &str) -> bool {
-    rig.node().whereabouts(rig.ino(name)).expect("known").residency != Residency::Absent
+    rig.node().whereabouts(rig.ino(name)).expect("known").residency != Coverage::Absent
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn file_that_is_open_and_written_when_its_copy_is_to_go_then_it_stays_at_once() 
     assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
     rig.node().release(fh);
     assert!(rig.node().write_back_unused(rig.ino("file")).unwrap());
-    assert!(rig.node().evict_file(rig.ino("file")).unwrap());
+    assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap());
     assert_eq!(rig.get("file"), noise(1, 5000));
 }
 

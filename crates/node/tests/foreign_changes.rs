@@ -499,7 +499,7 @@ fn file_of_which_a_part_is_resident_when_others_put_another_in_its_place_then_no
         wanted[200 << 10..][..4].copy_from_slice(b"ours");
         assert!(rig.plain("file") == wanted, "in place: {in_place}");
         let (rig, new) = partly_resident_and_changed(in_place, 1);
-        rig.node().warm_file(rig.ino("file"), &mut |_| true).unwrap();
+        rig.node().residency().warm_file(rig.ino("file"), &mut |_| true).unwrap();
         assert!(rig.get("file") == new, "in place: {in_place}");
     }
 }

@@ -194,7 +194,7 @@ fn carry_out(rig: &Rig, model: &Model, index: usize, step: Step) {
                 }
                 // Later is good enough for both.
                 Step::Flush { .. } => drop(node.reconcile(ino)),
-                Step::Evict { .. } => drop(node.evict_file(ino)),
+                Step::Evict { .. } => drop(node.residency().evict_file(ino)),
                 Step::Unlink { .. } => node.unlink(&CONTEXT, bytes.0, bytes.1).unwrap(),
                 Step::Rename { to, .. } => {
                     let to = file_name(to);

@@ -97,7 +97,7 @@ impl Rig {
     /// Whether all of a file is on the tier.
     fn is_there(&self, file: u64) -> bool {
         let found = self.node.whereabouts(self.ino(file)).unwrap();
-        found.residency == forebay_node::Residency::Whole
+        found.residency == forebay_node::Coverage::Whole
     }
 
     /// Opens a file, reads it, closes it.

@@ -441,7 +441,7 @@ impl Round {
             }
             Step::Evict { name } => {
                 if let Some(ino) = self.find(name) {
-                    drop(node.evict_file(ino));
+                    drop(node.residency().evict_file(ino));
                 }
             }
             Step::Directory => self.directory_step(),

@@ -90,7 +90,7 @@ fn map_of_a_spilled_file_when_cut_short_and_nothing_was_synced_then_the_spill_fi
     let found = read_of(&rig, "spilled").unwrap();
     let pairs = || found.iter().zip(&bytes);
     assert!(pairs().all(|(found, written)| *found == 0 || found == written));
-    assert_eq!(rig.node().lost_files().files, 0);
+    assert_eq!(rig.node().residency().lost_files().files, 0);
     assert_eq!(lost(&rig), 2, "object and map");
     rig.drain();
     assert_eq!(rig.plain("spilled"), found);
@@ -108,7 +108,7 @@ fn map_of_a_spilled_file_when_damaged_after_a_sync_then_no_part_is_shown_without
     let found = read_of(&rig, "spilled");
     assert_eq!(found.is_err(), is_needed);
     assert!(found.is_err() || found == Ok(bytes), "other bytes");
-    assert_eq!(rig.node().lost_files().files, u64::from(is_needed));
+    assert_eq!(rig.node().residency().lost_files().files, u64::from(is_needed));
 }
 
 /// Before, the older version came back in silence.
@@ -118,7 +118,7 @@ fn map_of_what_was_synced_when_damaged_then_the_file_is_lost_by_name_and_not_as_
     cut_the_map(&mut rig);
     rig.start();
     read_of(&rig, "large").unwrap_err();
-    assert_eq!(rig.node().lost_files().files, 1);
+    assert_eq!(rig.node().residency().lost_files().files, 1);
     assert_eq!(lost(&rig), 2, "object and map");
 }
 

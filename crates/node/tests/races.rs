@@ -164,7 +164,7 @@ fn file_written_while_its_eviction_ends_then_is_known_to_be_on_the_tier() {
     let held = Held::at("node.evict.before_forget");
     let new = noise(10, 20_000);
     std::thread::scope(|scope| {
-        let evicted = scope.spawn(|| rig.node().evict_file(ino));
+        let evicted = scope.spawn(|| rig.node().residency().evict_file(ino));
         held.wait();
         let (done, written) = sync_channel(1);
         let (rig, new) = (&rig, &new);
@@ -203,7 +203,7 @@ fn truncation_of_a_file_that_is_to_be_evicted_then_cuts_its_bytes_and_no_zeros()
         rig.node().release(fh);
         rig.drain();
         // Whether it goes or not.
-        rig.node().evict_file(ino).unwrap();
+        rig.node().residency().evict_file(ino).unwrap();
         held.release();
         cut.join().unwrap().unwrap();
     });
@@ -239,7 +239,7 @@ fn write_that_is_under_way_during_a_flush_in_place_then_reaches_the_backing_stor
     });
     rig.node().release(fh);
     rig.drain();
-    assert!(rig.node().evict_file(rig.ino("file")).unwrap());
+    assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap());
     same(&rig.plain("file"), &content, "in the backing store");
     same(&rig.get("link"), &content, "after the eviction");
 }
@@ -263,7 +263,7 @@ fn file_published_before_its_close_is_settled_then_has_its_length() {
     });
     assert_eq!(rig.size("file"), 2000);
     rig.drain();
-    assert!(rig.node().evict_file(rig.ino("file")).unwrap());
+    assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap());
     same(&rig.get("file"), &content, "after the eviction");
     same(&rig.plain("file"), &content, "in the backing store");
 }
@@ -303,7 +303,7 @@ fn truncation_that_is_noted_after_a_newer_write_was_published_then_the_file_has_
         same(&rig.get("file"), &new, "after the truncation");
         rig.drain();
         same(&rig.plain("file"), &new, "in the backing store");
-        assert!(rig.node().evict_file(ino).unwrap());
+        assert!(rig.node().residency().evict_file(ino).unwrap());
         assert_eq!(rig.size("file"), 3000);
         same(&rig.get("file"), &new, "after the eviction");
     }
@@ -529,7 +529,7 @@ fn file_written_between_its_publication_and_its_report_then_stays_dirty_and_is_w
             drop(held);
             rig.drain();
             same(&rig.plain("file"), &content, &what);
-            assert!(rig.node().evict_file(rig.ino("file")).unwrap(), "{what}");
+            assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap(), "{what}");
             same(&rig.get("file"), &content, &what);
         }
     }

@@ -103,7 +103,7 @@ fn file_that_had_no_name_for_a_moment_when_the_index_is_lost_then_it_is_set_asid
     std::fs::create_dir_all(&limbo).unwrap();
     std::fs::write(limbo.join(format!("{owner}.42f500000000002e")), b"only copy").unwrap();
     rig.rebuild();
-    let aside = rig.node().set_aside().list;
+    let aside = rig.node().residency().set_aside().list;
     assert_eq!(aside.len(), 1, "{aside:?}");
     assert_eq!(std::fs::read(&aside[0]).unwrap(), b"only copy");
     assert_eq!(rig.contents(), [b"kept"]);

@@ -21,9 +21,9 @@ pub use cluster::{
 pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{
-    Backlog, BusyFile, BytesBySource, Conflict, Dirty, DirtyFile, HintState, HintStatus, Location,
-    LostChanges, Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress, Recorded,
-    Refusal, RefusedFile, RefusedStream, Residency, SetAsideWork, Status, Streams, StuckOperation,
+    Backlog, BusyFile, BytesBySource, Conflict, Coverage, Dirty, DirtyFile, HintState, HintStatus,
+    Location, LostChanges, Named, Opening, Outcome, Passthrough, Peer, PolicySnapshot, Progress,
+    Recorded, Refusal, RefusedFile, RefusedStream, SetAsideWork, Status, Streams, StuckOperation,
     TierStatus, WirePath, WorkStatus,
 };
 pub use wire::{HintPart, PROTOCOL_VERSION, Reply, Request, Upgraded};

@@ -495,7 +495,7 @@ pub struct Peer {
 /// How much of a file is on the tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Residency {
+pub enum Coverage {
     /// None of it.
     #[default]
     Absent,
@@ -516,7 +516,7 @@ pub struct Location {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// How much of it is resident.
-    pub residency: Residency,
+    pub residency: Coverage,
     /// Bytes of it that are resident.
     pub resident_bytes: u64,
     /// The directory of the tier that has it.

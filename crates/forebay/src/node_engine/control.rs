@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use forebay::config::MountConfig;
 use forebay::control::{
     Backlog, BusyFile, BytesBySource, ClusterReply, ClusterRequest, Conflict, Control,
-    ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart, Location, LostChanges,
-    Named, OnProgress, Outcome, Passthrough, Patterns, PolicySnapshot, Progress, Recorded, Refusal,
-    RefusedFile, Residency, SetAsideWork, Shutdown, Status, StuckOperation, TierStatus, WirePath,
+    ControlError, ControlResult, Coverage, Dirty, DirtyFile, ErrorKind, HintPart, Location,
+    LostChanges, Named, OnProgress, Outcome, Passthrough, Patterns, PolicySnapshot, Progress,
+    Recorded, Refusal, RefusedFile, SetAsideWork, Shutdown, Status, StuckOperation, TierStatus,
+    WirePath,
 };
 use forebay_fuse::Mounted;
 use forebay_node::metrics::{ErrorClass, RefusalReason, Source};
-use forebay_node::{FileKind, Ino, Node, NodeError, Residency as Resident};
+use forebay_node::{Coverage as Resident, FileKind, Ino, Node, NodeError};
 use parking_lot::Mutex;
 
 use super::Exclusive;
@@ -90,7 +91,7 @@ impl NodeControl {
             files += tier.dirty_objects;
             bytes += tier.dirty;
         }
-        files += self.node.lost_files().files;
+        files += self.node.residency().lost_files().files;
         let list = self.node.dirty_files(LISTED).into_iter().map(|file| DirtyFile {
             path: wire_path(file.path),
             bytes: file.bytes,
@@ -103,12 +104,12 @@ impl NodeControl {
     }
 
     fn lost(&self) -> Named {
-        let lost = self.node.lost_files();
+        let lost = self.node.residency().lost_files();
         Named { files: lost.files, list: lost.list.into_iter().map(wire_path).collect() }
     }
 
     fn lost_changes(&self) -> LostChanges {
-        let lost = self.node.lost_changes();
+        let lost = self.node.residency().lost_changes();
         LostChanges {
             changes: lost.changes,
             paths: lost.paths.into_iter().map(wire_path).collect(),
@@ -117,7 +118,7 @@ impl NodeControl {
     }
 
     fn set_aside(&self) -> Named {
-        let kept = self.node.set_aside();
+        let kept = self.node.residency().set_aside();
         Named { files: kept.files, list: kept.list.into_iter().map(Into::into).collect() }
     }
 
@@ -137,7 +138,7 @@ impl NodeControl {
 
     fn passthrough(&self) -> Passthrough {
         let counts = self.node.metrics();
-        let refusal = self.node.passthrough_refusal();
+        let refusal = self.node.residency().passthrough_refusal();
         let mode = match self.config.passthrough {
             _ if refusal.is_some() => "off",
             forebay::config::Passthrough::Off => "off",
@@ -237,9 +238,9 @@ impl NodeControl {
             kind: kind.into(),
             size_bytes: found.size,
             residency: match found.residency {
-                Resident::Absent => Residency::Absent,
-                Resident::Partial => Residency::Partial,
-                Resident::Whole => Residency::Whole,
+                Resident::Absent => Coverage::Absent,
+                Resident::Partial => Coverage::Partial,
+                Resident::Whole => Coverage::Whole,
             },
             resident_bytes: found.resident_bytes,
             tier: found
@@ -270,7 +271,7 @@ impl NodeControl {
             return Ok(Done::Nothing);
         }
         let warm = |done| headway.within_file(&self.node, ino, done);
-        let there = self.node.warm_file(ino, &mut { warm })?;
+        let there = self.node.residency().warm_file(ino, &mut { warm })?;
         let now = self.node.whereabouts(ino)?;
         Ok(match now.residency {
             Resident::Absent if now.dirty => Done::Refused(PAST_THE_TIERS),
@@ -423,7 +424,7 @@ impl Control for NodeControl {
                 return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
             }
             let unused = !before.dirty || self.node.write_back_unused(ino)?;
-            Ok(if unused && self.node.evict_file(ino)? {
+            Ok(if unused && self.node.residency().evict_file(ino)? {
                 Done::Bytes(before.resident_bytes)
             } else {
                 Done::Refused("is in use")
@@ -557,7 +558,7 @@ impl Control for NodeControl {
                     bytes_done: bytes_total - left.bytes,
                     bytes_total,
                     backlog_left: left.entries,
-                    bytes_copied: self.node.bytes_written_back(),
+                    bytes_copied: self.node.residency().bytes_written_back(),
                     current: None,
                 })
             })

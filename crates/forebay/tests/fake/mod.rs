@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay::config::MountConfig;
 use forebay::control::{
-    Conflict, Control, ControlError, ControlResult, Dirty, DirtyFile, ErrorKind, HintPart,
-    Location, OnProgress, Outcome, Progress, Recorded, Residency, Shutdown, Status, WirePath,
+    Conflict, Control, ControlError, ControlResult, Coverage, Dirty, DirtyFile, ErrorKind,
+    HintPart, Location, OnProgress, Outcome, Progress, Recorded, Shutdown, Status, WirePath,
 };
 use forebay::{Ended, Engine, FsckReport, FsckRequest, Keeper, Mounted};
 
@@ -81,7 +81,7 @@ impl Control for FakeControl {
         let locate = |path: &WirePath| Location {
             path: path.clone(),
             kind: "file".into(),
-            residency: Residency::Whole,
+            residency: Coverage::Whole,
             ..Location::default()
         };
         Ok(paths.iter().map(locate).collect())

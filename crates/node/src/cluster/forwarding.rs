@@ -281,7 +281,7 @@ impl Node {
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
             let object = file.ino;
-            self.decide(forebay_core::steward::Event::Busy { object });
+            self.residency.decide(forebay_core::steward::Event::Busy { object });
         }
         self.pages_replaced(file);
         Ok(Opened { fh, mode, alias, dir: None })
@@ -354,7 +354,7 @@ impl Node {
             return Ok(());
         }
         self.match_version(context, file, &record)?;
-        self.prepare(context, file, &self.as_seen_here(&record), handle.write)?;
+        self.prepare(context, file, &self.residency.as_seen_here(&record), handle.write)?;
         if let Some(hold) = hold {
             hold.keep();
             handle.held.store(true, Ordering::Release);
@@ -497,7 +497,7 @@ impl Node {
         loop {
             let (record, right) = self.newest(context, ino, true)?;
             let AccessMode::Forwarded(owner) = right else {
-                self.match_version(context, &self.files.get(ino), &record)?;
+                self.match_version(context, &self.residency.files.get(ino), &record)?;
                 return self.truncate(context, &record, size);
             };
             let done = asking.ask(owner, until, |client, turn, within| {
@@ -548,7 +548,7 @@ impl Node {
         let Some(mut owner) = elsewhere(record) else { return Ok(None) };
         let ino = record.ino;
         let through = |file: &FileRef| file.remote_opens.load(Ordering::Acquire) > 0;
-        if !self.files.peek(ino).is_some_and(|file| through(&file)) {
+        if !self.residency.files.peek(ino).is_some_and(|file| through(&file)) {
             return Ok(None);
         }
         context.wait()?;
@@ -565,7 +565,7 @@ impl Node {
             }
             let now = self.meta.get_now(ino)?;
             match elsewhere(&now) {
-                None => return Ok(Some(self.live_attr(&now).0)),
+                None => return Ok(Some(self.residency.live_attr(&now).0)),
                 Some(same) if same == owner => {
                     if self.is_read_by_fragments(cluster, ino, owner)? {
                         return Ok(Some(now.attr.clone()));
@@ -650,11 +650,11 @@ impl Node {
             }
         };
         let record = self.owned(cluster, ino, false)?;
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         let in_use = crate::requests::open::InUse::new(&file);
         let ready = steadily(|| {
             self.match_version(&Context::DAEMON, &file, &record)?;
-            self.load(&Context::DAEMON, &file)
+            self.residency.load(&Context::DAEMON, &file)
         });
         let done = ready.and_then(|()| work(&file, &record));
         drop(in_use);
@@ -663,7 +663,7 @@ impl Node {
         if change {
             self.pages_replaced(&file);
             // Also without anybody who has it open the kernel may know its length and times.
-            self.forget_object(ino, file.is_open());
+            self.residency.forget_object(ino, file.is_open());
         }
         drop(hold);
         done.and_then(|done| closed.map(|()| done)).map_err(super::serve::fault)
@@ -676,7 +676,7 @@ impl Node {
                 self.last_close(file);
                 Ok(())
             }
-            _ => self.settle(file),
+            _ => self.residency.settle(file),
         }
     }
 
@@ -709,7 +709,7 @@ impl Node {
                 Position::End => write_to(None)?,
             };
             if write.sync {
-                steadily(|| self.sync_file(file, false))?;
+                steadily(|| self.residency.sync_file(file, false))?;
             }
             fail::fail_point!("node.owner.written");
             Ok((offset, self.length_now(&Context::DAEMON, file)?))
@@ -730,9 +730,9 @@ impl Node {
     pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
         self.as_owner(cluster, (Ino(sync.ino), sync.epoch), Service::Keep, |file, _| {
             steadily(|| {
-                self.settle(file)?;
+                self.residency.settle(file)?;
                 self.safeguard(file)?;
-                self.sync_file(file, sync.data_only)
+                self.residency.sync_file(file, sync.data_only)
             })
         })
     }
@@ -751,20 +751,20 @@ impl Node {
                     ..Default::default()
                 };
                 let one_at_a_time = file.times.lock();
-                self.set_object_times(file, times);
+                self.residency.set_object_times(file, times);
                 drop(one_at_a_time);
                 self.attributes_changed(&now);
-                self.forget_object(ino, false);
+                self.residency.forget_object(ino, false);
             }
             if look.settle {
-                steadily(|| self.settle(file))?;
+                steadily(|| self.residency.settle(file))?;
             }
             if look.safe {
                 steadily(|| self.safeguard(file))?;
             }
-            let (attr, _) = self.live_attr(record);
+            let (attr, _) = self.residency.live_attr(record);
             let record = self.meta.get(ino)?;
-            let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+            let dirty = self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty);
             let behind =
                 dirty || record.dirty || record.spilled || record.backing.fingerprint.is_none();
             let (mtime, ctime) = (attr.mtime, attr.ctime);

@@ -239,7 +239,7 @@ impl Node {
         file.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
             let object = file.ino;
-            self.decide_later(forebay_core::steward::Event::Busy { object });
+            self.residency.decide_later(forebay_core::steward::Event::Busy { object });
         }
         drop(opens);
         Ok(Some(handle))

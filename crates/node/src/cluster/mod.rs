@@ -22,7 +22,7 @@ mod moved;
 mod nodes;
 mod orders;
 mod pages;
-mod peer_cache;
+pub(crate) mod peer_cache;
 mod peers;
 mod recalls;
 mod redundancy;

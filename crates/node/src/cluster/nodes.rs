@@ -117,11 +117,11 @@ impl Node {
     fn node_status(&self) -> NodeStatus {
         let (backlog, lost) = (self.meta.backlog_len(), self.meta.losses().changes);
         let mut status = NodeStatus { backlog, lost, ..NodeStatus::default() };
-        status.room = self.tiers.iter().map(|slot| slot.room.size()).sum();
+        status.room = self.residency.tiers.iter().map(|slot| slot.room.size()).sum();
         if let Some(cluster) = &self.cluster {
             (status.held, status.moving) = self.kept_and_moving(cluster);
         }
-        self.residents.for_each(|_, resident| {
+        self.residency.residents.for_each(|_, resident| {
             if resident.dirty {
                 status.files += 1;
                 status.bytes += resident.charged;

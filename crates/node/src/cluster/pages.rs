@@ -92,7 +92,7 @@ impl Node {
             return (false, Seen::default());
         }
         let unreported = record.dirty && cluster.is_mine(record);
-        let dirty = self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty);
+        let dirty = self.residency.residents.get(file.ino.0).is_some_and(|resident| resident.dirty);
         let version = match dirty || unreported {
             true => Version::Own,
             false => {

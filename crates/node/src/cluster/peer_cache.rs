@@ -344,18 +344,18 @@ impl Node {
         version: u64,
         look: impl FnOnce(&dyn Object, Option<&RwLock<forebay_store::Presence>>) -> Result<Option<T>>,
     ) -> Result<T, Fault> {
-        let resident = self.residents.get(ino.0).filter(|resident| !resident.dirty);
+        let resident = self.residency.residents.get(ino.0).filter(|resident| !resident.dirty);
         if resident.is_none() {
             return Err(Fault::NotHere);
         }
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         // Keeps out who would evict it.
         let location = file.location.read();
         let opened;
-        let place = match (&location.place, self.residents.get(ino.0)) {
+        let place = match (&location.place, self.residency.residents.get(ino.0)) {
             (Some(place), _) => place,
             (None, Some(resident)) if !location.loaded => {
-                opened = self.open_place_to_read(ino, resident).map_err(fault)?;
+                opened = self.residency.open_place_to_read(ino, resident).map_err(fault)?;
                 opened.as_ref().ok_or(Fault::NotHere)?
             }
             _ => return Err(Fault::NotHere),
@@ -429,9 +429,9 @@ impl Node {
                 None => {}
             }
         };
-        let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(true) };
+        let Some((tier, base)) = self.residency.base_to_fill_from(file)? else { return Ok(true) };
         self.fetch_from_peers(&shared, &*base, &indexes, &mut |range, bytes, source| {
-            self.install_extent(file, (tier, &base), (range, bytes), source, mode)
+            self.residency.install_extent(file, (tier, &base), (range, bytes), source, mode)
         })
     }
 }

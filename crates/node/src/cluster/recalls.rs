@@ -168,8 +168,8 @@ impl Node {
     ) -> Result<()> {
         let until = Instant::now() + cluster.config.timeout;
         loop {
-            let file = self.files.get(ino);
-            self.settle(&file)?;
+            let file = self.residency.files.get(ino);
+            self.residency.settle(&file)?;
             let record = self.meta.get_now(ino)?;
             if !cluster.is_mine(&record) {
                 return Ok(());
@@ -182,7 +182,7 @@ impl Node {
             }
             // Also by a mapping that outlasted its open file.
             let held = self.is_held(cluster, ino)
-                || record.is_behind() && self.is_mapped_by_the_kernel(&file)?;
+                || record.is_behind() && self.residency.is_mapped_by_the_kernel(&file)?;
             if !held {
                 if record.is_behind() {
                     self.reconcile(ino)?;

@@ -294,7 +294,7 @@ impl Node {
         let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
         let record = self.meta.get(ino)?;
         let mut nodes = BTreeSet::new();
-        if self.residents.get(ino.0).is_some_and(|resident| resident.whole) {
+        if self.residency.residents.get(ino.0).is_some_and(|resident| resident.whole) {
             nodes.insert(cluster.me.node);
         }
         if record.dirty {

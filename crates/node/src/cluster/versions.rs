@@ -74,17 +74,6 @@ impl Node {
         self.is_elsewhere(record) && !published && record.is_behind()
     }
 
-    /// A record as this node may use it: what another node has not written back is not there.
-    pub(crate) fn as_seen_here(&self, record: &Arc<Record>) -> Arc<Record> {
-        if !self.is_elsewhere(record) {
-            return record.clone();
-        }
-        let mut seen = (**record).clone();
-        (seen.dirty, seen.spilled) = (false, false);
-        seen.attr.size = record.backing.fingerprint.map_or(0, |print| print.size);
-        Arc::new(seen)
-    }
-
     /// Forgets what is here of another version of a file than the record's. To be called at each
     /// open, with the record as it is now.
     pub(crate) fn match_version(
@@ -102,7 +91,12 @@ impl Node {
         // Also what this node has published a moment ago and the record does not say yet: nobody else
         // can have, and the record's version is the one before.
         let unreported = record.dirty && cluster.is_mine(record);
-        if self.residents.get(file.ino.0).is_some_and(|resident| resident.dirty || unreported) {
+        if self
+            .residency
+            .residents
+            .get(file.ino.0)
+            .is_some_and(|resident| resident.dirty || unreported)
+        {
             return Ok(());
         }
         let mut shown = file.shown.lock();
@@ -129,10 +123,10 @@ impl Node {
             (Some(current), Some(other)) => current.same_content(&other),
             (current, other) => current.is_none() && other.is_none(),
         };
-        match self.residents.get(file.ino.0) {
+        match self.residency.residents.get(file.ino.0) {
             Some(resident) if resident.dirty => Ok(false),
             Some(resident) => {
-                let tier = &self.tiers[usize::from(resident.tier)].tier;
+                let tier = &self.residency.tiers[usize::from(resident.tier)].tier;
                 match tier.open(file.ino.0).and_then(|object| object.header()) {
                     Ok(header) => Ok(!same(header.base)),
                     Err(error) if error.class() == ErrorClass::NotFound => Ok(false),
@@ -155,22 +149,22 @@ impl Node {
         {
             return Ok(());
         }
-        let resident = self.residents.get(file.ino.0);
+        let resident = self.residency.residents.get(file.ino.0);
         if resident.is_some_and(|resident| resident.dirty) {
             return Ok(());
         }
         let place = location.place.take();
         self.pages_replaced(file);
         if let Some(resident) = resident {
-            let tier = &self.tiers[usize::from(resident.tier)].tier;
+            let tier = &self.residency.tiers[usize::from(resident.tier)].tier;
             match tier.remove(file.ino.0) {
                 Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
                 _ => {}
             }
-            self.forget_resident(file.ino, place.as_ref());
+            self.residency.forget_resident(file.ino, place.as_ref());
         }
         if std::mem::take(&mut location.loaded) {
-            self.look_up(file, &mut location)?;
+            self.residency.look_up(file, &mut location)?;
         }
         Ok(())
     }
@@ -198,12 +192,10 @@ impl Node {
         ino: Ino,
         opened: &dyn forebay_store::BackingFile,
     ) -> Result<()> {
-        if !self.is_clustered() {
-            return self.check_known_version(ino, opened);
-        }
-        let clean = self.residents.get(ino.0).filter(|resident| !resident.dirty);
+        let clean = self.residency.residents.get(ino.0).filter(|resident| !resident.dirty);
         let Some(resident) = clean else { return Ok(()) };
-        let base = self.tiers[usize::from(resident.tier)].tier.open(ino.0)?.header()?.base;
+        let base =
+            self.residency.tiers[usize::from(resident.tier)].tier.open(ino.0)?.header()?.base;
         let found = opened.stat()?.fingerprint();
         if base.is_some_and(|base| base.same_content(&found)) {
             return Ok(());

@@ -137,7 +137,7 @@ impl Node {
     /// Whether another node removed a file that this one owns, and no program here uses it.
     pub(crate) fn is_left_orphan(&self, record: &Record) -> bool {
         let mine = self.cluster.as_ref().is_some_and(|cluster| cluster.is_mine(record));
-        mine && record.orphan && record.links.is_empty() && !self.is_open(record.ino)
+        mine && record.orphan && record.links.is_empty() && !self.residency.is_open(record.ino)
     }
 
     /// What remains of an inode that is in line: a file is given up, an orphan that no program uses
@@ -153,7 +153,7 @@ impl Node {
         let ino = record.ino;
         if self.is_left_orphan(record) {
             self.meta.release_orphan(ino, crate::clock::wall_time())?;
-            self.discard_soon(ino);
+            self.residency.discard_soon(ino);
             return Ok(true);
         }
         if record.is_behind() {

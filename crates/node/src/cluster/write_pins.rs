@@ -151,7 +151,7 @@ impl Node {
     pub(crate) fn give_up(&self, ino: Ino) -> Result<bool> {
         let Some(cluster) = &self.cluster else { return Ok(false) };
         let holds = cluster.holds.stripe(ino).lock();
-        let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        let dirty = self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty);
         if dirty || holds.contains_key(&ino.0) {
             return Ok(false);
         }

@@ -346,8 +346,8 @@ impl Node {
             let what = "the removal of a file that was replaced".into();
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
         };
-        self.discard_removed();
-        self.write_accesses();
+        self.residency.discard_removed();
+        self.residency.write_accesses();
         let mut handed_over = HandOverState {
             handles: self.open_handles(),
             generation: self.handles.generation().into(),
@@ -355,10 +355,10 @@ impl Node {
             membership: self.membership(),
             locks: self.lock_owners(),
             replaced: replaced.into_iter().map(|ino| ino.0).collect(),
-            lost: self.troubles.lost(),
+            lost: self.residency.troubles.lost(),
             ..HandOverState::default()
         };
-        self.residents.for_each(|ino, resident| {
+        self.residency.residents.for_each(|ino, resident| {
             let Resident { tier, whole, dirty, charged } = resident;
             handed_over.residents.push(ResidentObject {
                 ino,
@@ -377,7 +377,7 @@ impl Node {
             removed_inodes.xattrs =
                 xattrs.into_iter().flat_map(|(name, value)| [name, value]).collect();
         }
-        if let Some(log) = &self.event_log {
+        if let Some(log) = &self.residency.event_log {
             log.write_out();
         }
         if let Some(streams) = &self.streams {
@@ -412,7 +412,13 @@ impl Node {
     /// All open files as the kernel knows them.
     fn open_handles(&self) -> Vec<OpenHandle> {
         let mut open = Vec::new();
-        for file in self.files.in_use().into_iter().filter_map(|ino| self.files.peek(ino)) {
+        for file in self
+            .residency
+            .files
+            .in_use()
+            .into_iter()
+            .filter_map(|ino| self.residency.files.peek(ino))
+        {
             let mut opens = file.opens.lock();
             let handles = opens.handles.clone();
             let known = |fh| Some(OpenHandle::new(fh, &*self.handles.get(fh)?, &mut opens));
@@ -426,9 +432,9 @@ impl Node {
         let open = handed_over.open_inodes();
         if handed_over.at_rest {
             self.release_orphans(&open)?;
-            self.troubles.set_lost(handed_over.lost.iter().copied());
-            self.count_set_aside();
-            self.begin_removal_notes();
+            self.residency.troubles.set_lost(handed_over.lost.iter().copied());
+            self.residency.count_set_aside();
+            self.residency.begin_removal_notes();
             for object in &handed_over.residents {
                 self.take_over_object(object)?;
             }
@@ -469,22 +475,23 @@ impl Node {
 
     fn take_over_object(&self, object: &ResidentObject) -> Result<()> {
         let &ResidentObject { ino, tier, whole, dirty, charged } = object;
-        let (Ok(index), Some(slot)) = (u8::try_from(tier), self.tiers.get(tier as usize)) else {
+        let (Ok(index), Some(slot)) = (u8::try_from(tier), self.residency.tiers.get(tier as usize))
+        else {
             return Err(NodeError::Config(format!("there is no tier number {tier}")));
         };
         slot.room.force(charged);
         let resident = Resident { tier: index, whole, dirty, charged };
-        self.residents.set(ino, resident);
+        self.residency.residents.set(ino, resident);
         self.tell_steward(ino, resident);
         Ok(())
     }
 
     fn take_over_handle(&self, open: &OpenHandle) -> Result<Handle> {
-        let file = self.files.get(Ino(open.ino));
+        let file = self.residency.files.get(Ino(open.ino));
         if let Some(handle) = self.take_over_remote(&file, open)? {
             return Ok(handle);
         }
-        self.load(&Context::DAEMON, &file)?;
+        self.residency.load(&Context::DAEMON, &file)?;
         let location = file.location.read();
         let mode = open.open_mode();
         let mut opens = file.opens.lock();
@@ -499,18 +506,18 @@ impl Node {
         if let (Some((_, false, _)), Some(place)) = (registered, place) {
             place.passed.store(true, Ordering::Release);
             if open.write {
-                self.mark_dirty(&file, place)?;
+                self.residency.mark_dirty(&file, place)?;
             }
         }
         if open.write {
             file.count_write();
         }
         let promised = location.place.as_ref().zip(open.promised).and_then(|(place, bytes)| {
-            let room = &self.tiers[usize::from(place.tier)].room;
+            let room = &self.residency.tiers[usize::from(place.tier)].room;
             room.promise(bytes).then_some((place.tier, bytes))
         });
         if opens.count == 1 {
-            self.decide_later(Event::Busy { object: Ino(open.ino) });
+            self.residency.decide_later(Event::Busy { object: Ino(open.ino) });
         }
         drop((opens, location));
         let mut handle = Handle::new(file, open.write, mode, promised);

@@ -697,22 +697,22 @@ impl Node {
     /// together.
     pub(crate) fn note_members_at_end(&self, ended: bool) -> Result<()> {
         let mut dirty = false;
-        self.residents.for_each(|_, resident| dirty |= resident.dirty);
+        self.residency.residents.for_each(|_, resident| dirty |= resident.dirty);
         let drained = ended
             && !dirty
             && self.meta.backlog_len() == 0
-            && self.troubles.lost().is_empty()
+            && self.residency.troubles.lost().is_empty()
             && self.backing.list_spills()?.is_empty();
         self.note_members(drained)?;
-        if drained && let Some(backing) = self.troubles.noted.get() {
-            backing.forget_mount(&crate::node::owner_of(&*self.tiers[0].tier))?;
+        if drained && let Some(backing) = self.residency.troubles.noted.get() {
+            backing.forget_mount(&crate::node::owner_of(&*self.residency.tiers[0].tier))?;
         }
         Ok(())
     }
 
     /// Notes which tiers there are.
     pub(crate) fn note_members(&self, drained: bool) -> Result<()> {
-        let tiers: Vec<&dyn Tier> = self.tiers.iter().map(|slot| &*slot.tier).collect();
+        let tiers: Vec<&dyn Tier> = self.residency.tiers.iter().map(|slot| &*slot.tier).collect();
         let store = Some(&self.store);
         note(&self.meta, (&self.state_dir, &self.config.backing, store), &tiers, drained)
     }

@@ -68,7 +68,7 @@ pub(crate) fn rebuild(
     let node = Node::start_for_rebuild(config)?;
     node.number_above_objects()?;
     node.rebuild_parked(&mut checked)?;
-    for index in 0..node.tiers.len() {
+    for index in 0..node.residency.tiers.len() {
         node.rebuild_tier(index, &former, &mut checked, progress)?;
     }
     node.rebuild_spills(&former, &mut checked)?;
@@ -80,8 +80,8 @@ pub(crate) fn rebuild(
     }
     node.meta.set_setting(RECOVERED, b"1")?;
     node.note_members(false)?;
-    node.count_set_aside();
-    checked.set_aside = node.set_aside().list;
+    node.residency.count_set_aside();
+    checked.set_aside = node.residency.set_aside().list;
     if !node.stop(std::time::Duration::from_secs(60)) {
         checked.problem(false, "the rebuild's last work did not end in time".into());
     }
@@ -147,7 +147,7 @@ impl Node {
     /// A new inode must not get the number of an object that waits to be brought back.
     fn number_above_objects(&self) -> Result<()> {
         let mut highest = 0;
-        for slot in &self.tiers {
+        for slot in &self.residency.tiers {
             slot.tier.list(&mut |ino, _| {
                 highest = highest.max(ino & 0xffff_ffff_ffff);
                 ControlFlow::Continue(())
@@ -166,9 +166,10 @@ impl Node {
             let name = self.backing.parked_name(stray.ino.0);
             if let Some(kept) = parked::settle(&self.meta, &*self.backing, &stray)? {
                 let (name, kept) = (name.display(), kept.display());
-                checked.problem(true, format!(
-                    ".forebay/limbo/{name}: nobody knows its name: set aside as {kept}"
-                ));
+                checked.problem(
+                    true,
+                    format!(".forebay/limbo/{name}: nobody knows its name: set aside as {kept}"),
+                );
             }
         }
         Ok(())
@@ -181,7 +182,7 @@ impl Node {
         checked: &mut Checked,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let tier = self.tiers[index].tier.clone();
+        let tier = self.residency.tiers[index].tier.clone();
         self.put_back_known(&*tier, former, checked)?;
         let mut known = Vec::new();
         tier.list(&mut |ino, header| {
@@ -336,12 +337,12 @@ impl Node {
         let stat = old.file().stat()?;
         let size = map.as_ref().map_or(stat.size, |map| map.size().min(stat.size));
         self.meta.sync()?;
-        let file = self.files.get(record.ino);
+        let file = self.residency.files.get(record.ino);
         let mut location = file.location.write();
         // Like a new file of which no tier has anything.
         location.loaded = true;
         location.base = crate::residency::data_location::Underlay::Zeros;
-        let spill = self.ensure_spill(&file, &mut location)?;
+        let spill = self.residency.ensure_spill(&file, &mut location)?;
         let mut buffer = vec![0; 1 << 20];
         let mut at = 0;
         while at < size {

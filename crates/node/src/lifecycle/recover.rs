@@ -110,17 +110,17 @@ impl Node {
         if !self.state_dir.join(CLEAN_END).exists() {
             self.settle_store()?;
         }
-        let owner = self.tiers[0].tier.id().to_string();
+        let owner = self.residency.tiers[0].tier.id().to_string();
         tell_displaced(&self.backing.clean_temporaries(&owner)?.kept);
         let mut evidence = Evidence::default();
-        evidence.removed.extend(self.begin_removal_notes());
+        evidence.removed.extend(self.residency.begin_removal_notes());
         evidence.removed.extend(self.release_orphans(open)?);
         self.recover_copies()?;
         let trust = self.trust()?;
         let trusted = trust.unsynced;
         let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
-        for index in 0..self.tiers.len() {
+        for index in 0..self.residency.tiers.len() {
             if !known {
                 self.refuse_orphaned_tier(index)?;
             }
@@ -133,9 +133,9 @@ impl Node {
             self.recover_unsynced(&evidence)?;
         }
         self.recover_parked()?;
-        self.find_lost(&evidence, &spills)?;
-        self.forget_removal_notes();
-        self.count_set_aside();
+        self.residency.find_lost(&evidence, &spills)?;
+        self.residency.forget_removal_notes();
+        self.residency.count_set_aside();
         if !known {
             self.meta.set_setting(RECOVERED, b"1")?;
             // Before anything is written: else a power cut leaves tiers without a namespace.
@@ -219,7 +219,7 @@ impl Node {
     /// device may have been away, and what the kernel had not written is gone.
     fn machine_and_mounts(&self, boot: &str) -> String {
         let mut text = boot.to_string();
-        for slot in &self.tiers {
+        for slot in &self.residency.tiers {
             let mount = mount_number(slot.tier.path()).unwrap_or(0);
             text.push_str(&format!("{} {mount}\n", slot.tier.id()));
         }
@@ -228,7 +228,7 @@ impl Node {
 
     /// A namespace that has never seen this tier must not throw away what only the tier has.
     fn refuse_orphaned_tier(&self, index: usize) -> Result<()> {
-        let tier = &self.tiers[index].tier;
+        let tier = &self.residency.tiers[index].tier;
         let mut dirty = None;
         tier.list(&mut |ino, header| match header {
             Ok(header) if header.dirty => {
@@ -238,8 +238,12 @@ impl Node {
             _ => ControlFlow::Continue(()),
         })?;
         let Some((_, path)) = dirty else { return Ok(()) };
-        let tiers: Vec<_> =
-            self.tiers.iter().map(|slot| slot.tier.path().display().to_string()).collect();
+        let tiers: Vec<_> = self
+            .residency
+            .tiers
+            .iter()
+            .map(|slot| slot.tier.path().display().to_string())
+            .collect();
         Err(NodeError::BadState(format!(
             "the tier {} holds files that the backing store lacks ({} is one), but its metadata is \
              gone: bring them back with `forebay fsck --rebuild --backing {} {}`",
@@ -253,7 +257,7 @@ impl Node {
     /// The next start may trust all that lies on the tiers; also the lengths of objects, if all files
     /// are `settled`.
     pub(crate) fn note_clean_end(&self, settled: bool) -> Result<()> {
-        for slot in &self.tiers {
+        for slot in &self.residency.tiers {
             slot.tier.sync()?;
         }
         let said = if settled { SETTLED } else { "" };
@@ -267,13 +271,13 @@ impl Node {
         recovered: &mut Recovered,
         evidence: &mut Evidence,
     ) -> Result<()> {
-        let slot = &self.tiers[index];
+        let slot = &self.residency.tiers[index];
         let mut failed = None;
         slot.tier.list(&mut |ino, header| {
             match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
                 Ok(Fate::Resident(resident)) => {
                     slot.room.force(resident.charged);
-                    self.residents.set(ino, resident);
+                    self.residency.residents.set(ino, resident);
                     recovered.objects += 1;
                     recovered.dirty += u64::from(resident.dirty);
                     self.tell_steward(ino, resident);
@@ -288,7 +292,7 @@ impl Node {
                 }
                 Ok(Fate::SetAside(why)) => {
                     recovered.set_aside += 1;
-                    self.set_object_aside(index, Ino(ino), &why);
+                    self.residency.set_object_aside(index, Ino(ino), &why);
                 }
                 Err(error) => {
                     failed = Some(error);
@@ -305,12 +309,16 @@ impl Node {
     pub(crate) fn tell_steward(&self, ino: u64, resident: Resident) {
         let object = Ino(ino);
         let tier = unit::Tier(resident.tier);
-        self.decide_later(Event::Resident { object, tier, bytes: unit::Bytes(resident.charged) });
+        self.residency.decide_later(Event::Resident {
+            object,
+            tier,
+            bytes: unit::Bytes(resident.charged),
+        });
         if resident.dirty {
-            self.decide_later(Event::Dirty { object });
+            self.residency.decide_later(Event::Dirty { object });
         }
         if self.meta.get(Ino(ino)).is_ok_and(|record| record.pinned) {
-            self.decide_later(Event::Pinned { object });
+            self.residency.decide_later(Event::Pinned { object });
         }
     }
 
@@ -323,12 +331,13 @@ impl Node {
         trust: Trust,
         evidence: &mut Evidence,
     ) -> Result<Fate> {
-        let tier = &*self.tiers[index].tier;
+        let tier = &*self.residency.tiers[index].tier;
         let header = match header {
             Ok(header) => header,
             Err(error) => return self.fate_without_header(index, ino, &error, evidence),
         };
-        if self.residents.get(ino.0).is_some() || self.is_left_behind(index, ino, &header) {
+        if self.residency.residents.get(ino.0).is_some() || self.is_left_behind(index, ino, &header)
+        {
             // Moved between tiers, and the daemon ended before the old one was removed.
             return Ok(Fate::Removed);
         }
@@ -342,7 +351,7 @@ impl Node {
             Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(Fate::Removed),
             Err(error) => return Err(error.into()),
         };
-        let record = self.as_seen_here(&record);
+        let record = self.residency.as_seen_here(&record);
         let looked = match look_at(tier, ino, &header, trust.unsynced) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
@@ -374,7 +383,7 @@ impl Node {
     /// done to the file since was done there. A move that ended early, or whose last step a power cut
     /// has undone, leaves both.
     pub(crate) fn is_left_behind(&self, index: usize, ino: Ino, header: &Header) -> bool {
-        let others = self.tiers.iter().enumerate().filter(|(other, _)| *other != index);
+        let others = self.residency.tiers.iter().enumerate().filter(|(other, _)| *other != index);
         others.map(|(_, slot)| &slot.tier).any(|tier| {
             let Ok(other) = tier.open(ino.0).and_then(|object| object.header()) else {
                 return false;
@@ -395,7 +404,7 @@ impl Node {
         error: &StoreError,
         evidence: &mut Evidence,
     ) -> Result<Fate> {
-        let tier = &*self.tiers[index].tier;
+        let tier = &*self.residency.tiers[index].tier;
         let empty = || tier.open(ino.0).and_then(|object| object.len()).is_ok_and(|len| len == 0);
         if error.errno() == libc::ENODATA && empty() {
             return Ok(Fate::Removed);
@@ -409,7 +418,7 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         // A move that ended early: what can be read is the same, or newer.
-        let elsewhere = self.tiers.iter().enumerate().any(|(other, slot)| {
+        let elsewhere = self.residency.tiers.iter().enumerate().any(|(other, slot)| {
             other != index
                 && slot.tier.open(ino.0).and_then(|object| object.header()).is_ok_and(|header| {
                     header.whole || matches!(slot.tier.open_map(ino.0, header.dirty), Ok(Some(_)))
@@ -418,11 +427,11 @@ impl Node {
         if elsewhere || !self.may_have_written(&record) {
             return Ok(Fate::SetAside(error.to_string()));
         }
-        let known = (&self.meta, &*self.backing);
+        let known = (&*self.meta, &*self.backing);
         if let Some(found) = doubt::copied_version(known, tier, &record) {
             tracing::warn!(%ino, %error, "a copy with a damaged header is dropped");
             if record.dirty {
-                self.revert_to(ino, found)?;
+                self.residency.revert_to(ino, found)?;
             }
             return Ok(Fate::Removed);
         }
@@ -457,12 +466,12 @@ impl Node {
         why: String,
         evidence: &mut Evidence,
     ) -> Result<Fate> {
-        let tier = &*self.tiers[index].tier;
+        let tier = &*self.residency.tiers[index].tier;
         if self.may_have_written(record) {
             doubt::note_doubt(&self.meta, tier, record)?;
             evidence.set_aside.insert(record.ino.0);
             if record.spilled {
-                self.set_spill_aside(record.ino, "the rest of its file can't be used")?;
+                self.residency.set_spill_aside(record.ino, "the rest of its file can't be used")?;
             }
         }
         Ok(Fate::SetAside(why))
@@ -493,12 +502,12 @@ impl Node {
             // it was written is lost, and with it what was written, which nobody has synced.
             match (self.published_meanwhile(record, header)?, header.base) {
                 (Some(found), _) => {
-                    self.follow_version(ino, found, trust.unsynced)?;
+                    self.residency.follow_version(ino, found, trust.unsynced)?;
                     current = Some(found);
                 }
                 // What others made of it since is seen when it is looked at.
                 (None, Some(base)) if trust.unsynced && !record.spilled => {
-                    self.follow_version(ino, base, true)?;
+                    self.residency.follow_version(ino, base, true)?;
                     current = Some(base);
                 }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
@@ -518,10 +527,11 @@ impl Node {
                 && !counts(header, &*object, record.attr.size)?
                 && surely_there(header, &*object)? < record.attr.size;
             if !trust.unsynced
-                && let Some(found) = self.superseded_by(record, header, cut && !record.dirty)?
+                && let Some(found) =
+                    self.residency.superseded_by(record, header, cut && !record.dirty)?
             {
                 tracing::info!(%ino, "an object is older than what was written back of the file");
-                self.revert_to(ino, found)?;
+                self.residency.revert_to(ino, found)?;
                 return Ok(Fate::Removed);
             }
             if cut
@@ -529,7 +539,7 @@ impl Node {
                 && let Some(found) = self.version_elsewhere(record)?
             {
                 tracing::warn!(%ino, "a file that was moved was not synced since: it is as the backing store has it");
-                self.revert_to(ino, found)?;
+                self.residency.revert_to(ino, found)?;
                 return Ok(Fate::Removed);
             }
             self.recover_dirty(record, header, &*object, trust.unsynced)?;
@@ -589,7 +599,7 @@ impl Node {
                     && record.dirty
                     && !record.spilled
                     && record.attr.size > 0
-                    && self.residents.get(ino.0).is_none()
+                    && self.residency.residents.get(ino.0).is_none()
                     && !evidence.set_aside.contains(&ino.0)
                     && self.may_have_written(&record);
                 if gone {
@@ -618,7 +628,7 @@ impl Node {
             let known = record.backing.fingerprint.is_some_and(|known| found.same_inode(&known));
             if known || is_pending(record, &found) {
                 self.meta.claim_found(record.ino, link)?;
-                return self.revert_to(record.ino, found.fingerprint());
+                return self.residency.revert_to(record.ino, found.fingerprint());
             }
         }
         // It must not take the place of a version that it was to replace.
@@ -645,7 +655,7 @@ impl Node {
             self.set_aside_if_cut(record, surely_there(header, object)?)?;
         }
         // With the name that it has now.
-        let record = &*self.as_seen_here(&self.meta.get(record.ino)?);
+        let record = &*self.residency.as_seen_here(&self.meta.get(record.ino)?);
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
             show_written(&mut record.attr, stat.size, stat.mtime);
@@ -689,8 +699,8 @@ impl Node {
         for ino in self.backing.list_spills()?.into_iter().map(Ino) {
             match self.meta.get(ino) {
                 Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
-                Ok(record) => self.dismiss_spill(ino, is_removed(&record))?,
-                Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino, true)?,
+                Ok(record) => self.residency.dismiss_spill(ino, is_removed(&record))?,
+                Err(forebay_meta::Error::Stale(_)) => self.residency.dismiss_spill(ino, true)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -702,7 +712,7 @@ impl Node {
     fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
-            let (size, spill) = match self.open_spilled(ino) {
+            let (size, spill) = match self.residency.open_spilled(ino) {
                 Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
                 Ok(None) => continue,
                 Err(
@@ -718,13 +728,13 @@ impl Node {
             };
             let record = self.meta.get(ino)?;
             // While bytes move to a spill file, the object has the length of the file.
-            let counts = self.residents.get(ino.0).is_none();
+            let counts = self.residency.residents.get(ino.0).is_none();
             if trust.lengths && counts && record.dirty && size < record.attr.size {
                 tracing::error!(%ino, size, wanted = record.attr.size, "a spill file has lost its end");
                 continue;
             }
             usable.insert(ino.0);
-            if self.residents.get(ino.0).is_some() {
+            if self.residency.residents.get(ino.0).is_some() {
                 continue;
             }
             if !trust.unsynced && !spill.has_map() {

@@ -67,7 +67,7 @@ fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_
     node.write(&DAEMON, opened.fh, 0, &[1; 8192]).expect("write");
     node.fsync(&DAEMON, opened.fh, false).expect("sync");
     node.release(opened.fh);
-    let object = || node.tiers[0].tier.open(stat.ino.0).expect("object");
+    let object = || node.residency.tiers[0].tier.open(stat.ino.0).expect("object");
     let before: Header = object().header().expect("header");
     let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(left.bytes, 0);
@@ -110,7 +110,7 @@ fn published_file_whose_bytes_the_power_took_when_started_then_it_is_as_publishe
     let made = node.create_and_open(&DAEMON, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR);
     let (stat, opened) = made.expect("create");
     node.write(&DAEMON, opened.fh, 0, &[1; 8192]).expect("write");
-    let object = || node.tiers[0].tier.open(stat.ino.0).expect("object");
+    let object = || node.residency.tiers[0].tier.open(stat.ino.0).expect("object");
     let before: Header = object().header().expect("header");
     node.release(opened.fh);
     let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
@@ -168,7 +168,7 @@ fn shown_after_a_cut(dir: &tempfile::TempDir, node: Arc<Node>, name: &str) -> Ve
     let new = write(&node, "new", 3, 0);
     rename(&node, "new", name);
     node.meta.sync().expect("sync");
-    let object = node.tiers[0].tier.open(new.0).expect("object");
+    let object = node.residency.tiers[0].tier.open(new.0).expect("object");
     if !object.header().expect("header").synced {
         object.set_len(0).expect("cut");
     }

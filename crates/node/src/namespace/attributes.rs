@@ -119,10 +119,10 @@ impl Node {
                 AccessMode::Read => {}
             }
             if through.is_none() {
-                self.match_version(context, &self.files.get(ino), &record)?;
+                self.match_version(context, &self.residency.files.get(ino), &record)?;
             }
         }
-        if file && let Some(file) = self.files.peek(ino) {
+        if file && let Some(file) = self.residency.files.peek(ino) {
             // From here on what is noted of the object is what this makes of it.
             self.look_for_lost_set_ids(&file);
         }
@@ -140,7 +140,7 @@ impl Node {
         if !set.beside_size() {
             return Ok(self.stat(&record));
         }
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         let now = clock::wall_time();
         if let Some(list) = list {
             let flags = forebay_meta::XattrFlags::Either;
@@ -150,7 +150,7 @@ impl Node {
             self.drop_capabilities(&record, now)?;
         }
         if set.atime.is_some() {
-            self.accesses.forget(ino);
+            self.residency.accesses.forget(ino);
         }
         let (record, times) = self.apply_attributes(context, &record, set, now)?;
         self.attributes_changed(&record);
@@ -173,7 +173,8 @@ impl Node {
         now: Timestamp,
     ) -> Result<(Arc<Record>, Times)> {
         let live = self.stat(seen).attr;
-        let file = (seen.attr.kind == FileKind::Regular).then(|| self.files.get(seen.ino));
+        let file =
+            (seen.attr.kind == FileKind::Regular).then(|| self.residency.files.get(seen.ino));
         let _one_at_a_time = file.as_ref().map(|file| file.times.lock());
         let record = self.meta.update(seen.ino, Some(now), |record| {
             // The object may be ahead of the record, and follows it below.
@@ -192,7 +193,7 @@ impl Node {
         };
         fail_at!("node.attributes.before_object");
         if let Some(file) = &file {
-            self.set_object_times(file, times);
+            self.residency.set_object_times(file, times);
         }
         Ok((record, times))
     }

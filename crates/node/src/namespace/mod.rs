@@ -15,6 +15,7 @@ mod groups;
 mod listing;
 mod names;
 mod removed_attributes;
+mod set_ids;
 mod statfs;
 mod unlink_grace;
 mod xattrs;
@@ -87,9 +88,9 @@ impl Node {
 
     /// As [`Node::stat`]; the record was read after the moment.
     fn stat_since(&self, record: &Record, moment: Option<Moment>) -> Stat {
-        let (attr, blocks) = self.live_attr_since(record, moment);
+        let (attr, blocks) = self.residency.live_attr_since(record, moment);
         let is_file = attr.kind == forebay_meta::FileKind::Regular;
-        let file = is_file.then(|| self.files.peek(record.ino)).flatten();
+        let file = is_file.then(|| self.residency.files.peek(record.ino)).flatten();
         let open = file.as_ref().is_some_and(|file| file.is_open());
         let (mut alias, mut is_fleeting) = (0, false);
         if let Some(file) = file {

@@ -115,7 +115,7 @@ impl Node {
             }
             let mut inode = self.new_inode(context, dir, new)?;
             inode.owned = owned;
-            self.check_wanted(context)?;
+            self.given_up.check(context)?;
             match self.meta.create_announced(dir, name, inode, clock::wall_time(), announce) {
                 // Removed again if it is not found now: then so be it.
                 Err(MetaError::Exists) if !looks => looks = true,
@@ -275,7 +275,7 @@ impl Node {
         if self.store_lacks_links() {
             return Err(Errno::PERM.into());
         }
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         let record = self.meta.link(ino, dir, name, clock::wall_time())?;
         self.queue(&record);
         Ok(self.stat(&record))
@@ -297,10 +297,10 @@ impl Node {
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         let mut before = self.stat(&record);
         let in_use = |ino| {
-            let open = self.is_open(ino);
+            let open = self.residency.is_open(ino);
             fail::fail_point!("node.unlink.asked");
             open
         };
@@ -325,7 +325,7 @@ impl Node {
             return Err(Errno::NOTDIR.into());
         }
         self.ensure_listed(context, record.ino)?;
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         let before = self.stat(&record);
         let xattrs = self.xattrs_of_leaving(&record);
         let unlinked = self.meta.rmdir(dir, name, clock::wall_time(), false)?;
@@ -348,9 +348,9 @@ impl Node {
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.
         if unlinked.gone {
-            match self.is_open(before.ino) {
-                true => self.note_removed(before.ino),
-                false => self.discard_soon(before.ino),
+            match self.residency.is_open(before.ino) {
+                true => self.residency.note_removed(before.ino),
+                false => self.residency.discard_soon(before.ino),
             }
         }
         self.queue(&unlinked.record);
@@ -382,11 +382,14 @@ impl Node {
             }
             _ => {}
         }
-        self.check_wanted(context)?;
-        if target.is_some() && !source.dirty && self.is_unsettled(source.ino) {
+        self.given_up.check(context)?;
+        if target.is_some() && !source.dirty && self.residency.is_unsettled(source.ino) {
             // A crash of the machine may leave less of it than there is now, and then what it is to
             // replace stays: how much there is must be known.
-            match self.settle_by(&self.files.get(source.ino), Some(Instant::now())) {
+            match self
+                .residency
+                .settle_by(&self.residency.files.get(source.ino), Some(Instant::now()))
+            {
                 // Another node has it by now, and says how much there is.
                 Err(NodeError::Posix(Errno::STALE)) => {}
                 settled => drop(settled?),
@@ -394,7 +397,7 @@ impl Node {
         }
         if !flags.exchange {
             let at = Link::new(to_dir, to);
-            self.sync_what_replaces_synced(context, &source, target.as_deref(), &at)?;
+            self.residency.sync_what_replaces_synced(context, &source, target.as_deref(), &at)?;
         }
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
@@ -402,7 +405,7 @@ impl Node {
         let seen = before.as_ref().map(|before| before.ino);
         let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::Regular);
         let lingers = file && !flags.exchange;
-        let in_use = |ino: Ino| lingers || self.is_open(ino);
+        let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
         let now = clock::wall_time();
         let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));

@@ -128,7 +128,7 @@ impl Node {
 
     fn let_go(&self, ino: Ino) {
         // Its last close does the same: the file waits here no longer.
-        if self.is_open(ino) || !self.meta.get(ino).is_ok_and(|record| record.orphan) {
+        if self.residency.is_open(ino) || !self.meta.get(ino).is_ok_and(|record| record.orphan) {
             return;
         }
         if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
@@ -141,9 +141,9 @@ impl Node {
             Err(error) => matches!(error, forebay_meta::Error::Stale(_)),
         };
         if nameless {
-            self.note_removed(ino);
-            if !self.is_open(ino) {
-                self.discard_data(ino);
+            self.residency.note_removed(ino);
+            if !self.residency.is_open(ino) {
+                self.residency.discard_data(ino);
             }
         }
     }

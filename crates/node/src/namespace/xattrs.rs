@@ -231,7 +231,7 @@ impl Node {
         if name == stream::RATE {
             self.check_stream_rate(&record, value)?;
         }
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         let now = clock::wall_time();
         match name {
             acl::ACCESS => return self.set_access(&record, value, flags, kill_setgid, now),
@@ -319,7 +319,7 @@ impl Node {
             // To remove a list that there is not is no error.
             return if acl { Ok(()) } else { Err(Errno::NODATA.into()) };
         }
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         if acl {
             return self.drop_xattr(ino, name, clock::wall_time());
         }

@@ -120,7 +120,7 @@ impl Node {
         let record = self.meta.get(ino).map_err(|error| error.to_string())?;
         match record.attr.kind {
             FileKind::Regular => {
-                Ok(Reference { object: ino, size: Bytes(self.live_attr(&record).0.size) })
+                Ok(Reference { object: ino, size: Bytes(self.residency.live_attr(&record).0.size) })
             }
             FileKind::Directory => Err("is a directory: name the files in it".into()),
             FileKind::Symlink => Err("is a symbolic link: name the file it leads to".into()),
@@ -138,7 +138,7 @@ impl Node {
         if part.replace {
             self.withdraw_known(&mut jobs, part.job);
         }
-        let remembered = self.steward.lock().remembered();
+        let remembered = self.residency.steward.lock().remembered();
         if remembered + 2 * references.len() as u64 > MAX_REFERENCES {
             return Err(NodeError::Config(format!(
                 "hints name {remembered} files and references, {MAX_REFERENCES} are the most: \
@@ -166,9 +166,9 @@ impl Node {
         job.refused += refused;
         job.expires = Instant::now() + part.expires;
         // Under the lock of the jobs: two parts come in the order in which they were taken.
-        self.decide(Event::Hint { job: job.id, change: HintChange::Append(references) });
+        self.residency.decide(Event::Hint { job: job.id, change: HintChange::Append(references) });
         if part.last {
-            self.decide(Event::Hint { job: job.id, change: HintChange::Close });
+            self.residency.decide(Event::Hint { job: job.id, change: HintChange::Close });
         }
         Ok(())
     }
@@ -181,7 +181,7 @@ impl Node {
     fn withdraw_known(&self, jobs: &mut Jobs, name: &str) -> bool {
         let Some(at) = jobs.list.iter().position(|job| job.name == name) else { return false };
         let job = jobs.list.remove(at);
-        self.decide(Event::Hint { job: job.id, change: HintChange::Withdraw });
+        self.residency.decide(Event::Hint { job: job.id, change: HintChange::Withdraw });
         true
     }
 
@@ -192,14 +192,14 @@ impl Node {
         while let Some(at) = jobs.list.iter().position(|job| job.expires <= now) {
             let job = jobs.list.remove(at);
             tracing::info!(job = job.name, "the hints of a job have expired");
-            self.decide(Event::Hint { job: job.id, change: HintChange::Withdraw });
+            self.residency.decide(Event::Hint { job: job.id, change: HintChange::Withdraw });
         }
     }
 
     /// The jobs that have hints, in the order in which they came.
     pub fn hint_reports(&self) -> Vec<HintReport> {
         let jobs = self.hints.0.lock();
-        let states = self.steward.lock().jobs();
+        let states = self.residency.steward.lock().jobs();
         let now = Instant::now();
         let report = |job: &Job| {
             let state = *states.iter().find(|state| state.job == job.id)?;

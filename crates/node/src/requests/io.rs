@@ -15,6 +15,7 @@ use crate::failpoints::fail_at;
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::requests::handle::OpenMode;
+use crate::residency::Residency;
 use crate::residency::charge::STEP;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::fetch::FetchMode;
@@ -36,7 +37,7 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         match self.read_here(context, fh, offset, buffer) {
-            Err(error) if self.may_try_again(&*self.file_of(fh)?, &error) => {
+            Err(error) if self.residency.may_try_again(&*self.file_of(fh)?, &error) => {
                 self.read_here(context, fh, offset, buffer)
             }
             read => read,
@@ -86,7 +87,7 @@ impl Node {
             return self.read_of_stream(context, &file, &stream, offset, buffer);
         }
         context.wait()?;
-        let _demand = self.demand_gate();
+        let _demand = self.residency.demand_gate();
         let sequence = handle.sequence(offset, buffer.len() as u64);
         let whole = sequence > 0 || goes_on(&location, offset, self.config.extent_bytes);
         let location = match whole && self.has_peers() {
@@ -104,7 +105,7 @@ impl Node {
         let read = self.read_with_gaps(file, &location, offset, buffer)?;
         drop(location);
         self.patterns.note(by, (offset, read), false, false);
-        self.fill_after_miss(file, offset..offset + read as u64, sequence);
+        self.residency.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
     }
 
@@ -135,7 +136,7 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         let Some(place) = &location.place else {
-            return self.read_base(file, &location.base, offset, buffer);
+            return self.residency.read_base(file, &location.base, offset, buffer);
         };
         let len = place.object.len()?;
         if offset >= len {
@@ -156,13 +157,13 @@ impl Node {
             Ok(())
         };
         let from_base = |from: u64, part: &mut [u8]| {
-            let read = self.read_base(file, &location.base, from, part)?;
+            let read = self.residency.read_base(file, &location.base, from, part)?;
             part[read..].fill(0);
             if let Underlay::Backing(opened) = &location.base
                 && place.dirty.load(Ordering::Acquire)
             {
                 // Others may have changed it in place, and what is here was written over what it was.
-                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+                self.check_version(file.ino, &*self.residency.opened_base(file, opened)?)?;
             }
             Ok(())
         };
@@ -185,7 +186,7 @@ impl Node {
         }
         let at = (!handle.append).then_some(offset);
         let written = match self.write_to(context, &handle.file, at, data) {
-            Err(error) if self.may_try_again(&handle.file, &error) => {
+            Err(error) if self.residency.may_try_again(&handle.file, &error) => {
                 self.write_to(context, &handle.file, at, data)
             }
             written => written,
@@ -238,7 +239,7 @@ impl Node {
             return Ok((offset, written));
         }
         context.wait()?;
-        let written = self.write_the_hard_way(context, file, offset, data)?;
+        let written = self.residency.write_the_hard_way(context, file, offset, data)?;
         drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok((offset, written))
@@ -277,18 +278,18 @@ impl Node {
     ) -> Result<Option<usize>> {
         let mut location = file.location_for(context)?;
         if location.place.is_none() {
-            if !self.begins_empty(file.ino, &location)? {
+            if !self.residency.begins_empty(file.ino, &location)? {
                 return Ok(None);
             }
             drop(location);
             let record = self.meta.get(file.ino)?;
-            if !self.ensure_place(file, &record)? {
+            if !self.residency.ensure_place(file, &record)? {
                 return Ok(None);
             }
             location = file.location_for(context)?;
         }
         let Some(place) = &location.place else { return Ok(None) };
-        if Self::needs_sync_to_change(place) {
+        if Residency::needs_sync_to_change(place) {
             context.wait()?;
         }
         let end = offset + data.len() as u64;
@@ -313,10 +314,10 @@ impl Node {
         data: &[u8],
     ) -> Result<Option<usize>> {
         let end = offset + data.len() as u64;
-        if !self.pay(place, offset, end) {
+        if !self.residency.pay(place, offset, end) {
             return Ok(None);
         }
-        self.mark_dirty(file, place)?;
+        self.residency.mark_dirty(file, place)?;
         // Before the bytes, should the daemon die among them, and after them: a flush that copies
         // at the same time may have missed them.
         let mark = || -> Result<()> {
@@ -360,7 +361,7 @@ impl Node {
         if self.config.durability == Durability::Backing
             || self.config.writeback == Writeback::Through
         {
-            self.settle(&file)?;
+            self.residency.settle(&file)?;
             self.reconcile_open(&file)?;
         }
         Ok(())
@@ -375,7 +376,7 @@ impl Node {
             && self.length_now(&Context::DAEMON, file)?.saturating_sub(from) > STEP;
         if !much {
             self.safeguard(file)?;
-            return self.sync_file(file, data_only);
+            return self.residency.sync_file(file, data_only);
         }
         std::thread::scope(|scope| {
             let begun = scope.spawn(|| {
@@ -384,7 +385,7 @@ impl Node {
             });
             self.safeguard(file)?;
             begun.join().unwrap_or(Ok(()))?;
-            self.sync_file(file, data_only)
+            self.residency.sync_file(file, data_only)
         })
     }
 
@@ -394,17 +395,17 @@ impl Node {
     /// object before durable as well. `durably` if each write is to last, and so the name, too.
     pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
         if durably {
-            return self.sync_file(file, false);
+            return self.residency.sync_file(file, false);
         }
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
         if place.object.len()? == 0 {
-            return self.note_unseen_syncs(place);
+            return self.residency.note_unseen_syncs(place);
         }
-        self.note_sync(place)?;
+        self.residency.note_sync(place)?;
         if let Some(seen) = place.headers.unsynced() {
             place.object.sync(false)?;
-            self.settle_object(file.ino, place.tier)?;
+            self.residency.settle_object(file.ino, place.tier)?;
             place.headers.synced(seen);
         }
         Ok(())
@@ -442,7 +443,7 @@ impl Node {
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.
-        self.settle(&file)?;
+        self.residency.settle(&file)?;
         self.safeguard(&file)?;
         if !through {
             return Ok(());

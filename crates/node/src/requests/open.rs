@@ -20,6 +20,7 @@ use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName, Stat};
 use crate::node::Node;
 use crate::requests::handle::{Handle, Keys, OpenMode, Opened};
+use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::inode_alias::{Opens, Registered, Use as Shown, object_id, version_id};
@@ -60,7 +61,7 @@ impl Node {
         if !record.dirty && !record.links.is_empty() {
             self.revalidate(context, record)?;
         }
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
         let in_use = InUse::new(&file);
         // And before the record counts: who removes a file asks for openers with its lock held, and
@@ -71,15 +72,16 @@ impl Node {
                 drop(in_use);
                 // Any other failure says nothing of the file.
                 if matches!(error, MetaError::Stale(_)) && !file.is_open() {
-                    self.discard_missing(ino);
+                    self.residency.discard_missing(ino);
                 }
                 return Err(error.into());
             }
         };
         let how = Use { flags, alias, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
-            self.match_version(context, &file, record)
-                .and_then(|()| self.open_known(context, &file, self.as_seen_here(record), how))
+            self.match_version(context, &file, record).and_then(|()| {
+                self.open_known(context, &file, self.residency.as_seen_here(record), how)
+            })
         };
         let opened = match &right {
             AccessMode::Forwarded(owner) => self.open_forwarded(context, &file, *owner, how),
@@ -108,9 +110,9 @@ impl Node {
         how: Use,
     ) -> Result<Opened> {
         drop(file.location_for(context)?);
-        if (0..self.tiers.len()).any(|tier| self.tier_failure(tier).is_some()) {
+        if (0..self.residency.tiers.len()).any(|tier| self.residency.tier_failure(tier).is_some()) {
             context.wait()?;
-            self.leave_failed_tier(file)?;
+            self.residency.leave_failed_tier(file)?;
         }
         if how.flags & libc::O_TRUNC == 0 {
             self.look_at_rest(context, file)?;
@@ -147,7 +149,7 @@ impl Node {
         let partly = |location: &DataLocation| {
             location.place.as_ref().is_some_and(|place| self.needs_rest_below(place))
         };
-        self.load(context, file)?;
+        self.residency.load(context, file)?;
         if !partly(&*file.location_for(context)?) {
             return Ok(());
         }
@@ -163,7 +165,7 @@ impl Node {
     fn needs_sync_to_pass(&self, file: &File) -> bool {
         let location = file.location.read();
         let Some(place) = &location.place else { return false };
-        self.passthrough_refusal().is_none()
+        self.residency.passthrough_refusal().is_none()
             && place.presence.is_none()
             && (!place.dirty.load(Ordering::Acquire) || place.headers.unsynced().is_some())
             && place.object.len().is_ok_and(|len| len > 0)
@@ -194,7 +196,7 @@ impl Node {
         let share = self.handles.shares.take(context.uid)?;
         // Others may find the file, and remove it, before it is open: it is in use from the start.
         let mut made = None;
-        let announce = &mut |ino| made = Some(Announced::new(self.files.get(ino)));
+        let announce = &mut |ino| made = Some(Announced::new(self.residency.files.get(ino)));
         let new = NewName::file(mode, umask);
         let owned = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match self.find_or_make(context, dir, name, &new, owned, announce)? {
@@ -202,7 +204,7 @@ impl Node {
                 let opened = self.open_new(context, &record, flags, share);
                 drop(made);
                 let opened = opened.map_err(|error| {
-                    self.last_close(&self.files.get(record.ino));
+                    self.last_close(&self.residency.files.get(record.ino));
                     match error {
                         // At this the kernel would make the call once more, and find its own file.
                         NodeError::Posix(Errno::STALE) => Errno::IO.into(),
@@ -234,7 +236,7 @@ impl Node {
         let share = self.handles.shares.take(context.uid)?;
         let record = self.make_unnamed(context, dir, mode, umask)?;
         let opened = self.open_new(context, &record, flags, share).inspect_err(|_| {
-            self.last_close(&self.files.get(record.ino));
+            self.last_close(&self.residency.files.get(record.ino));
         })?;
         Ok((self.stat(&record), opened))
     }
@@ -254,8 +256,8 @@ impl Node {
             // Given up and taken by another in no time.
             return Err(Errno::BUSY.into());
         }
-        let file = self.files.get(record.ino);
-        self.load(&Context::DAEMON, &file)?;
+        let file = self.residency.files.get(record.ino);
+        self.residency.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
         let how = Use { flags, alias: None, uid: context.uid, pid: context.pid };
         let opened = self.attach(&file, record, how, (share, None));
@@ -273,7 +275,7 @@ impl Node {
         write: bool,
     ) -> Result<Option<Arc<OpenStream>>> {
         fail_at!("node.open.prepare");
-        self.load(context, file)?;
+        self.residency.load(context, file)?;
         let size = record.attr.size;
         let (resident, nothing) = {
             let location = file.location.read();
@@ -285,7 +287,7 @@ impl Node {
         if !resident && !nothing || rate.is_some() {
             context.wait()?;
         }
-        self.decide(Event::Access {
+        self.residency.decide(Event::Access {
             object: file.ino,
             size: forebay_core::unit::Bytes(size),
             write,
@@ -306,9 +308,9 @@ impl Node {
             return Ok(None);
         }
         if size <= self.config.fetch_on_open_bytes {
-            self.fetch_whole(file, record)?;
+            self.residency.fetch_whole(file, record)?;
         } else {
-            self.begin_partial(file, record)?;
+            self.residency.begin_partial(file, record)?;
         }
         Ok(None)
     }
@@ -325,7 +327,7 @@ impl Node {
         let write = how.writes();
         let location = file.location.read();
         let mut opens = file.opens.lock();
-        self.turn_if_replaced(&mut opens, location.place.as_ref(), record)?;
+        self.residency.turn_if_replaced(&mut opens, location.place.as_ref(), record)?;
         check_alias(&mut opens, how)?;
         self.busiest.count(file.ino.0);
         let (mut mode, promised) = self.choose_mode(file, &location, &mut opens, record, how);
@@ -349,9 +351,9 @@ impl Node {
         }
         let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {
-                self.tiers[usize::from(tier)].room.unpromise(bytes);
+                self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
             }
-            self.unregister_unused(&mut opens);
+            self.residency.unregister_unused(&mut opens);
             return Err(NodeError::Posix(Errno::NFILE));
         };
         self.patterns.opened(fh, file.ino.0, how.pid);
@@ -373,11 +375,11 @@ impl Node {
             if let Some(place) = location.place.as_ref().filter(|_| to_object) {
                 // From here on the kernel writes, or maps to be stored into, without asking: dirty
                 // before the reply.
-                marked = self.mark_dirty_for_passthrough(file, place);
+                marked = self.residency.mark_dirty_for_passthrough(file, place);
             }
         }
         if opens.count == 1 {
-            self.decide(Event::Busy { object: file.ino });
+            self.residency.decide(Event::Busy { object: file.ino });
         }
         drop((opens, location));
         let dir = record.links.first().map(|link| link.parent);
@@ -431,7 +433,7 @@ impl Node {
             // What the kernel reads by itself, or has in its cache, nobody could record.
             return (OpenMode::Direct, None);
         }
-        if let Some(reason) = self.passthrough_refusal() {
+        if let Some(reason) = self.residency.passthrough_refusal() {
             return (self.served(reason, false, write), None);
         }
         if opens.now.cached > 0 {
@@ -455,7 +457,7 @@ impl Node {
                     }
                     _ => {
                         if let Some((tier, bytes)) = promised {
-                            self.tiers[usize::from(tier)].room.unpromise(bytes);
+                            self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
                         }
                         (OpenMode::Direct, None)
                     }
@@ -515,7 +517,7 @@ impl Node {
         if self.config.writeback == Writeback::Through {
             return Err(RefusalReason::WriteThrough);
         }
-        let slot = &self.tiers[usize::from(place.tier)];
+        let slot = &self.residency.tiers[usize::from(place.tier)];
         if self.config.passthrough == Passthrough::ReadWrite {
             return Ok((place.tier, 0));
         }
@@ -560,11 +562,11 @@ impl Node {
             opens.handles.retain(|other| *other != fh);
             let cached = matches!(handle.mode, OpenMode::Cached { .. });
             opens.leave(handle.alias, cached, handle.mode.registration());
-            self.unregister_unused(&mut opens);
+            self.residency.unregister_unused(&mut opens);
             (opens.count == 0, handle.write && opens.writers == 0)
         };
         if let Some((tier, bytes)) = handle.promised {
-            self.tiers[usize::from(tier)].room.unpromise(bytes);
+            self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
         }
         if handle.held.load(Ordering::Acquire) {
             self.unpin(file.ino);
@@ -577,7 +579,7 @@ impl Node {
             self.settle_closed(&file);
         }
         if last {
-            self.decide(Event::Idle { object: file.ino });
+            self.residency.decide(Event::Idle { object: file.ino });
             self.last_close(&file);
         }
     }
@@ -593,7 +595,9 @@ impl Node {
         }
         let record = match record {
             Ok(record) => record,
-            Err(MetaError::Stale(_)) => return self.discard_at_hand(file, Node::discard_missing),
+            Err(MetaError::Stale(_)) => {
+                return self.discard_at_hand(file, Residency::discard_missing);
+            }
             Err(error) => {
                 // If it was removed, the next start finds what is left of it.
                 tracing::warn!(ino = file.ino.0, %error, "a closed file can't be looked at");
@@ -610,18 +614,20 @@ impl Node {
             tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
         }
         if record.links.is_empty() {
-            self.note_removed(file.ino);
+            self.residency.note_removed(file.ino);
             if !file.is_open() {
-                self.discard_at_hand(file, Node::discard_data);
+                self.discard_at_hand(file, Residency::discard_data);
             }
         }
     }
 
     /// Drops the bytes of a file; on another thread if one of those that wait has it in hand.
-    fn discard_at_hand(&self, file: &FileRef, discard: fn(&Node, Ino)) {
+    fn discard_at_hand(&self, file: &FileRef, discard: fn(&Residency, Ino)) {
         let ino = file.ino;
-        if file.location.try_write().is_some() || !self.later(move |node| discard(node, ino)) {
-            discard(self, ino);
+        if file.location.try_write().is_some()
+            || !self.later(move |node| discard(&node.residency, ino))
+        {
+            discard(&self.residency, ino);
         }
     }
 
@@ -639,7 +645,7 @@ impl Node {
         let stale =
             known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
         if seen > known && stale {
-            self.note_access(file.ino, known, seen);
+            self.residency.note_access(file.ino, known, seen);
         }
     }
 

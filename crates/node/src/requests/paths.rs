@@ -21,7 +21,7 @@ pub(crate) fn is_gone(error: &NodeError) -> bool {
 
 /// How much of a file is on the tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residency {
+pub enum Coverage {
     /// Nothing.
     Absent,
     /// Some extents.
@@ -38,7 +38,7 @@ pub struct Whereabouts {
     /// Its size in bytes.
     pub size: u64,
     /// How much is resident.
-    pub residency: Residency,
+    pub residency: Coverage,
     /// Bytes charged to a tier.
     pub resident_bytes: u64,
     /// Which tier, 0 the fastest.
@@ -117,14 +117,14 @@ impl Node {
     /// When the inode is gone.
     pub fn whereabouts(&self, ino: Ino) -> Result<Whereabouts> {
         let record = self.meta.get(ino)?;
-        let (attr, _) = self.live_attr(&record);
-        let resident = self.residents.get(ino.0);
+        let (attr, _) = self.residency.live_attr(&record);
+        let resident = self.residency.residents.get(ino.0);
         let residency = match resident {
-            _ if attr.kind != FileKind::Regular => Residency::Absent,
-            Some(resident) if resident.whole => Residency::Whole,
-            Some(resident) if resident.charged > 0 => Residency::Partial,
-            _ if attr.size == 0 => Residency::Whole,
-            _ => Residency::Absent,
+            _ if attr.kind != FileKind::Regular => Coverage::Absent,
+            Some(resident) if resident.whole => Coverage::Whole,
+            Some(resident) if resident.charged > 0 => Coverage::Partial,
+            _ if attr.size == 0 => Coverage::Whole,
+            _ => Coverage::Absent,
         };
         Ok(Whereabouts {
             kind: attr.kind,
@@ -145,12 +145,16 @@ impl Node {
     pub fn pin(&self, ino: Ino, pinned: bool) -> Result<()> {
         self.meta.set_pinned(ino, pinned)?;
         let object = ino;
-        self.decide(if pinned { Event::Pinned { object } } else { Event::Unpinned { object } });
+        self.residency.decide(if pinned {
+            Event::Pinned { object }
+        } else {
+            Event::Unpinned { object }
+        });
         Ok(())
     }
 
     /// The path of an inode from the root, without a leading slash.
     pub fn path_of(&self, ino: Ino) -> Vec<u8> {
-        self.meta.path(ino).ok().flatten().unwrap_or_default()
+        self.residency.path_of(ino)
     }
 }

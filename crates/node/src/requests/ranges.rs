@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::FileRef;
 
@@ -92,8 +93,8 @@ impl Node {
         let simple = {
             let location = file.location.read();
             match &location.place {
-                Some(place) => place.presence.is_none() && !Self::needs_sync_to_change(place),
-                None => self.begins_empty(file.ino, &location)?,
+                Some(place) => place.presence.is_none() && !Residency::needs_sync_to_change(place),
+                None => self.residency.begins_empty(file.ino, &location)?,
             }
         };
         if !simple {
@@ -101,12 +102,12 @@ impl Node {
         }
         let (absent, new) = {
             let location = file.location.read();
-            (location.place.is_none(), self.begins_empty(file.ino, &location)?)
+            (location.place.is_none(), self.residency.begins_empty(file.ino, &location)?)
         };
         if absent && new {
-            self.ensure_place(&file, &record)?;
+            self.residency.ensure_place(&file, &record)?;
         } else if absent && matches!(file.location.read().base, Underlay::Backing(_)) {
-            self.begin_partial(&file, &record)?;
+            self.residency.begin_partial(&file, &record)?;
         }
         if file.location.read().place.is_none() {
             context.wait()?;
@@ -129,7 +130,7 @@ impl Node {
         keep: bool,
     ) -> Result<()> {
         let mut location = file.location.write();
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         file.count_write();
         let len = self.length_in(file, &location)?;
         let to = if keep { end.min(len) } else { end };
@@ -137,14 +138,19 @@ impl Node {
             None => false,
             Some(place) => {
                 self.check_rest_below(file, &location, place)?;
-                place.presence.is_none() || self.fetch_edges(file, &location, place, offset, to)?
+                place.presence.is_none()
+                    || self.residency.fetch_edges(file, &location, place, offset, to)?
             }
         };
         let Some(place) = location.place.as_ref().filter(|_| fits) else {
             let past = offset < to;
-            return if past { self.zero_around(file, &mut location, offset..to) } else { Ok(()) };
+            return if past {
+                self.residency.zero_around(file, &mut location, offset..to)
+            } else {
+                Ok(())
+            };
         };
-        self.mark_dirty(file, place)?;
+        self.residency.mark_dirty(file, place)?;
         if end > len && !keep {
             place.object.set_len(end)?;
         }
@@ -166,17 +172,17 @@ impl Node {
         keep: bool,
     ) -> Result<()> {
         let mut location = file.location.write();
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
         let mut is_paid = false;
         if let Some(place) = location.place.as_ref().filter(|place| place.presence.is_none()) {
             let paid = place.charge.paid_end.load(Ordering::Acquire);
             let wanted = end.saturating_sub(paid.max(offset));
             is_paid = wanted == 0;
-            if wanted > 0 && self.take_room(place.tier, wanted) {
+            if wanted > 0 && self.residency.take_room(place.tier, wanted) {
                 place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
                 file.count_write();
-                self.mark_dirty(file, place)?;
+                self.residency.mark_dirty(file, place)?;
                 match place.object.allocate(offset, end - offset, mode) {
                     Ok(()) => return Ok(()),
                     Err(error)
@@ -219,7 +225,7 @@ impl Node {
             place.object.set_times(None, Some(now))?;
         }
         if !file.is_open() {
-            self.settle(file)?;
+            self.residency.settle(file)?;
         }
         Ok(())
     }
@@ -265,7 +271,7 @@ impl Node {
                 }
                 Underlay::Backing(opened) => {
                     context.wait()?;
-                    seek_in(&*self.opened_base(file, opened)?, offset, what)?
+                    seek_in(&*self.residency.opened_base(file, opened)?, offset, what)?
                 }
             };
             return found.ok_or(NodeError::Posix(Errno::NXIO));
@@ -307,7 +313,7 @@ impl Node {
                 break;
             }
             fail_at!("node.range.copy");
-            self.check_wanted(context)?;
+            self.given_up.check(context)?;
             let written = self.write(context, to_fh, to_offset, &buffer[..read])? as u64;
             from_offset += written;
             to_offset += written;

@@ -14,6 +14,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::requests::open::InUse;
+use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
 
@@ -29,10 +30,10 @@ impl Node {
             return Err(NodeError::Posix(Errno::FBIG));
         }
         self.check_writable_below(context, record)?;
-        let file = self.files.get(record.ino);
-        if size == 0 && self.troubles.is_lost(record.ino) {
+        let file = self.residency.files.get(record.ino);
+        if size == 0 && self.residency.troubles.is_lost(record.ino) {
             context.wait()?;
-            self.replace_lost(&file)?;
+            self.residency.replace_lost(&file)?;
         }
         // It counts as open meanwhile: an eviction would leave it without bytes between two looks.
         let in_use = InUse::new(&file);
@@ -40,7 +41,7 @@ impl Node {
         if size == 0 && done.is_ok() {
             self.forget_rest_gone(file.ino);
         }
-        if done.as_ref().is_err_and(|error| self.may_try_again(&file, error)) {
+        if done.as_ref().is_err_and(|error| self.residency.may_try_again(&file, error)) {
             done = self.truncate_in_use(context, &file, record, size);
         }
         drop(in_use);
@@ -49,7 +50,7 @@ impl Node {
                 // Whoever removed it has left it to its users to let go of it.
                 self.last_close(&file);
             } else if done.is_ok() {
-                self.settle(&file)?;
+                self.residency.settle(&file)?;
             }
         }
         done
@@ -62,7 +63,7 @@ impl Node {
         record: &Arc<Record>,
         size: u64,
     ) -> Result<()> {
-        self.load(context, file)?;
+        self.residency.load(context, file)?;
         fail_at!("node.truncate.loaded");
         if !context.may_wait {
             let location = file.location.try_write().ok_or(NodeError::MustWait)?;
@@ -74,25 +75,27 @@ impl Node {
         let needs_base = {
             let location = file.location.read();
             let waits = |place: &TierObject| {
-                Self::needs_sync_to_change(place) || self.needs_rest_below(place)
+                Residency::needs_sync_to_change(place) || self.needs_rest_below(place)
             };
             if size > 0 && location.place.as_ref().is_some_and(waits) {
                 context.wait()?;
             }
-            location.place.is_none() && size > 0 && !self.begins_empty(file.ino, &location)?
+            location.place.is_none()
+                && size > 0
+                && !self.residency.begins_empty(file.ino, &location)?
         };
         if needs_base {
             context.wait()?;
-            self.begin_partial(file, record)?;
+            self.residency.begin_partial(file, record)?;
         } else if size > 0
             && file.location.read().place.is_none()
-            && !self.ensure_place(file, record)?
+            && !self.residency.ensure_place(file, record)?
         {
             context.wait()?;
         }
         {
             let mut location = file.location.write();
-            self.check_wanted(context)?;
+            self.given_up.check(context)?;
             file.count_write();
             fail_at!("node.truncate.before_object");
             self.change_length(file, &mut location, record.ino, size)?;
@@ -180,29 +183,29 @@ impl Node {
         if let Some(place) = &mut location.place {
             // Cut first: what is cut need not be durable before the object counts. Should the daemon
             // die now, a clean copy of another length is none.
-            self.note_syncs_before_emptying(place)?;
+            self.residency.note_syncs_before_emptying(place)?;
             place.object.set_len(0)?;
-            if let Err(error) = self.mark_dirty(file, place) {
+            if let Err(error) = self.residency.mark_dirty(file, place) {
                 if !place.dirty.load(Ordering::Acquire) {
-                    let tier = &self.tiers[usize::from(place.tier)].tier;
+                    let tier = &self.residency.tiers[usize::from(place.tier)].tier;
                     drop(tier.remove(file.ino.0));
-                    self.forget_resident(file.ino, location.place.take().as_ref());
+                    self.residency.forget_resident(file.ino, location.place.take().as_ref());
                 }
                 return Err(error);
             }
-            self.note_emptied(place)?;
+            self.residency.note_emptied(place)?;
             if place.presence.take().is_some() {
                 let mut header = place.object.header()?;
                 header.whole = true;
                 header.spilled = false;
                 place.set_header(&header)?;
-                self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
+                self.residency.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
             }
-            self.true_up(file, place)?;
+            self.residency.true_up(file, place)?;
         }
         if matches!(std::mem::take(&mut location.base), Underlay::Spill(_)) {
             let ino = file.ino;
-            self.let_go_of_spill(ino)?;
+            self.residency.let_go_of_spill(ino)?;
             // Also the length: without the spill file, an older version would show.
             self.meta.update(ino, None, |record| {
                 record.spilled = false;
@@ -210,7 +213,7 @@ impl Node {
                 record.dirty = true;
                 Queue::Yes
             })?;
-            self.drop_spill_or_later(ino);
+            self.residency.drop_spill_or_later(ino);
         }
         Ok(())
     }
@@ -223,17 +226,17 @@ impl Node {
     ) -> Result<()> {
         let Some(place) = &mut location.place else {
             // No tier has room for it.
-            return self.ensure_spill(file, location)?.set_len(size);
+            return self.residency.ensure_spill(file, location)?.set_len(size);
         };
-        self.mark_dirty(file, place)?;
+        self.residency.mark_dirty(file, place)?;
         let map = place.presence.as_ref().map_or(0, |presence| {
             let presence = presence.read();
             Presence::sidecar_bytes_for(presence.extent_size(), size.max(presence.size()))
                 - presence.sidecar_bytes()
         });
-        if !self.take_room(place.tier, map) {
-            let spill = self.ensure_spill(file, location)?;
-            self.evacuate(file, location, &spill)?;
+        if !self.residency.take_room(place.tier, map) {
+            let spill = self.residency.ensure_spill(file, location)?;
+            self.residency.evacuate(file, location, &spill)?;
             return spill.set_len(size);
         }
         place.charge.bytes.fetch_add(map, Ordering::AcqRel);
@@ -246,7 +249,7 @@ impl Node {
             presence.write().set_len(size)?;
         }
         if size < before {
-            self.true_up(file, place)?;
+            self.residency.true_up(file, place)?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use forebay_meta::Accessed;
 use forebay_types::{Ino, Timestamp};
 use parking_lot::Mutex;
 
-use crate::node::Node;
+use crate::residency::Residency;
 
 /// How long they are gathered.
 const GATHER: Duration = Duration::from_millis(100);
@@ -92,10 +92,10 @@ impl Accesses {
     }
 }
 
-impl Node {
+impl Residency {
     /// The access time of a file has moved from `known` to `seen`.
     pub(crate) fn note_access(&self, ino: Ino, known: Timestamp, seen: Timestamp) {
-        if self.accesses.note(ino, known, seen) && !self.later(Node::attend_to_accesses) {
+        if self.accesses.note(ino, known, seen) && !self.later(Residency::attend_to_accesses) {
             self.accesses.waiting.lock().attended = false;
         }
     }

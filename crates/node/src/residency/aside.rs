@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 
 use crate::clock;
 use crate::error::Result;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::files::File;
 
 /// Names that are told; more are only counted.
@@ -103,7 +103,7 @@ pub(crate) struct Evidence {
     pub(crate) set_aside: HashSet<u64>,
 }
 
-impl Node {
+impl Residency {
     /// What was set aside on the tiers and in the backing store, as of the start.
     pub fn set_aside(&self) -> Named<PathBuf> {
         self.troubles.aside.read().clone()
@@ -223,7 +223,7 @@ impl Node {
     ) -> Result<bool> {
         let ino = record.ino;
         let is_file = record.attr.kind == FileKind::Regular && !record.links.is_empty();
-        if !is_file || self.is_elsewhere(record) || !(record.dirty || record.spilled) {
+        if !is_file || self.peers.is_elsewhere(record) || !(record.dirty || record.spilled) {
             return Ok(false);
         }
         if record.spilled {
@@ -237,7 +237,7 @@ impl Node {
         if evidence.set_aside.contains(&ino.0) {
             return Ok(true);
         }
-        match self.published_meanwhile(record, &Header::default())? {
+        match self.above.published_meanwhile(record, &Header::default())? {
             Some(found) => {
                 self.revert_to(ino, found)?;
                 Ok(false)

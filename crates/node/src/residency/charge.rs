@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_store::Presence;
 
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data::BLOCK;
 use crate::residency::data_location::TierObject;
 
@@ -13,7 +13,7 @@ pub(crate) const STEP: u64 = 1 << 20;
 /// Files below this length are charged by the block.
 const SMALL: u64 = 256 << 10;
 
-impl Node {
+impl Residency {
     /// Charges the growth of a write to the tier. In charged bytes it costs one load.
     pub(crate) fn pay(&self, place: &TierObject, offset: u64, end: u64) -> bool {
         let charge = &place.charge;

@@ -8,37 +8,35 @@ use std::time::{Duration, Instant};
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Attr, Moment, Queue, Record, Times};
-use forebay_store::{Attributes, ErrorClass, Header};
+use forebay_store::{ErrorClass, Header};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
 pub(crate) use crate::writeback::flush::{Flushed, Target};
 use parking_lot::RwLock;
 
-use crate::clock;
 use crate::config::Writeback;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::namespace::{perm_after_write, without_set_ids};
-use crate::node::Node;
-use crate::requests::handle::OpenMode;
+use crate::namespace::without_set_ids;
+use crate::residency::Residency;
 use crate::residency::data_location::{
     Charge, DataLocation, Headers, TierObject, Underlay, is_built_upon_another,
 };
-use crate::residency::files::{File, FileRef};
+use crate::residency::files::{File, FileRef, is_privileged};
 use crate::residency::residents::Resident;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
 const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
 /// The longest step of the clock by which files get their times.
-const CLOCK_STEP: Duration = Duration::from_millis(10);
+pub(crate) const CLOCK_STEP: Duration = Duration::from_millis(10);
 
 /// Allocation grain that charges are rounded to.
 pub(crate) const BLOCK: u64 = 4096;
 
-impl Node {
+impl Residency {
     /// Looks up where the bytes of a file are, once while it is in use. A spill file is looked up in
     /// the backing store.
     ///
@@ -50,7 +48,7 @@ impl Node {
         }
         // As it is now: the caller's may be older than the last use of the file.
         let record = self.meta.get(file.ino)?;
-        if record.spilled && !self.is_elsewhere(&record) {
+        if record.spilled && !self.peers.is_elsewhere(&record) {
             context.wait()?;
         }
         let mut location = file.location.write();
@@ -65,7 +63,7 @@ impl Node {
         let record = self.record_for_look_up(file)?;
         if let Some(resident) = self.residents.get(file.ino.0) {
             location.place = self.open_place(file.ino, resident)?;
-        } else if let Some(resident) = self.adopt_copy(&record)? {
+        } else if let Some(resident) = self.peers.adopt_copy(&record)? {
             location.place = self.open_place(file.ino, resident)?;
         }
         if location.place.is_none() && self.troubles.is_lost(file.ino) {
@@ -76,7 +74,7 @@ impl Node {
         location.base = if record.spilled {
             self.spill_base(file, &record)?
         } else if has_version && (location.place.is_some() || !emptied)
-            || !self.is_clustered() && is_built_upon_another(location.place.as_ref())?
+            || !self.peers.is_clustered() && is_built_upon_another(location.place.as_ref())?
         {
             Underlay::backing()
         } else {
@@ -219,7 +217,7 @@ impl Node {
         }
     }
 
-    /// Whether [`Node::mark_dirty`] has to wait for the tier's device.
+    /// Whether [`Residency::mark_dirty`] has to wait for the tier's device.
     pub(crate) fn needs_sync_to_change(place: &TierObject) -> bool {
         !place.dirty.load(Ordering::Acquire)
             && place.presence.is_none()
@@ -301,7 +299,7 @@ impl Node {
         self.settle_by(file, None).map(drop)
     }
 
-    /// As [`Node::settle`], but if a deadline is given, gives up at it when somebody waits for a slow
+    /// As [`Residency::settle`], but if a deadline is given, gives up at it when somebody waits for a slow
     /// device with the file in hand; false then.
     pub(crate) fn settle_by(&self, file: &FileRef, deadline: Option<Instant>) -> Result<bool> {
         if let Some(location) = file.location.try_write()
@@ -338,7 +336,7 @@ impl Node {
         drop(one_at_a_time);
         fail_at!("node.settle.after_record");
         if settled {
-            self.hold_opened_rest(file, &location);
+            self.above.hold_opened_rest(file, &location);
             self.written_back_in(file.ino);
         }
         Ok(true)
@@ -363,7 +361,7 @@ impl Node {
     fn record_written(&self, ino: Ino, size: u64, mtime: Timestamp) -> Result<bool> {
         let mut mine = true;
         let settled = self.meta.update(ino, None, |record| {
-            mine = self.may_have_written(record);
+            mine = self.peers.may_have_written(record);
             if !mine {
                 // Another node has taken the file over: what was written here does not count.
                 return Queue::No;
@@ -385,7 +383,7 @@ impl Node {
         self.follow_version(ino, found, false)
     }
 
-    /// As [`Node::revert_to`]; of a file that was written back and not reported, as its daemon was
+    /// As [`Residency::revert_to`]; of a file that was written back and not reported, as its daemon was
     /// killed, what programs have set since stays (`killed`).
     pub(crate) fn follow_version(
         &self,
@@ -430,13 +428,13 @@ impl Node {
     /// Asks for the write-back of a file that was closed just now.
     pub(crate) fn written_back_in(&self, ino: Ino) {
         match self.config.writeback {
-            Writeback::After(delay) => self.reconcile_later(ino, delay),
+            Writeback::After(delay) => self.above.reconcile_later(ino, delay),
             Writeback::OnClose | Writeback::Through => {
-                self.reconcile_later(ino, std::time::Duration::ZERO);
+                self.above.reconcile_later(ino, std::time::Duration::ZERO);
             }
             // What has to be written all the same, also by who had no turn while it was open.
-            Writeback::OnEviction if self.reconciler.wanted.lock().contains(&ino.0) => {
-                self.reconcile_later(ino, std::time::Duration::ZERO);
+            Writeback::OnEviction if self.above.is_wanted(ino) => {
+                self.above.reconcile_later(ino, std::time::Duration::ZERO);
             }
             Writeback::OnEviction => {}
         }
@@ -450,7 +448,7 @@ impl Node {
         for ino in self.files.in_use() {
             let Some(file) = self.files.peek(ino) else { continue };
             let settle = || self.settle_by(&file, Some(deadline));
-            match self.attempt(BackgroundKind::WriteBack, ino.0, settle) {
+            match self.defects.attempt(BackgroundKind::WriteBack, ino.0, settle) {
                 // It waits for the next daemon, which must not be kept from coming.
                 None => {}
                 Some(Ok(settled)) => left += usize::from(!settled),
@@ -498,7 +496,7 @@ impl Node {
         place.dirty.store(false, Ordering::Release);
         self.set_resident(file.ino, place);
         if let Some(version) = base {
-            self.pages_published(file.ino, version);
+            self.peers.pages_published(file.ino, version);
         }
         self.decide(Event::Clean { object: file.ino });
         Ok(())
@@ -510,7 +508,7 @@ impl Node {
         self.live_attr_since(record, None)
     }
 
-    /// As [`Node::live_attr`]; the record was read after the moment.
+    /// As [`Residency::live_attr`]; the record was read after the moment.
     pub(crate) fn live_attr_since(&self, record: &Record, moment: Option<Moment>) -> (Attr, u64) {
         let (ino, mut attr) = (record.ino, record.attr.clone());
         if attr.kind != FileKind::Regular {
@@ -534,9 +532,9 @@ impl Node {
                 _ => None,
             };
             if let Some(stat) = stat {
-                if has_lost_set_ids(&file, &stat) {
+                if file.has_lost_set_ids(&stat) {
                     attr.perm = without_set_ids(attr.perm);
-                    self.later(move |node| node.look_for_lost_set_ids(&node.files.get(ino)));
+                    self.above.look_for_lost_set_ids_later(ino);
                 }
                 show_written(&mut attr, stat.size, stat.mtime);
                 if !self.config.keep_access_times {
@@ -579,9 +577,9 @@ impl Node {
         self.discard_forgotten(ino);
     }
 
-    /// As [`Node::discard_data`], of a file that the namespace has forgotten durably.
+    /// As [`Residency::discard_data`], of a file that the namespace has forgotten durably.
     pub(crate) fn discard_forgotten(&self, ino: Ino) {
-        self.let_go_of_rest(ino);
+        self.above.let_go_of_rest(ino);
         let file = self.files.get(ino);
         let mut location = file.location.write();
         let place = location.place.take();
@@ -590,7 +588,7 @@ impl Node {
             || self.has_spill_noted(ino);
         location.loaded = true;
         self.troubles.forget_lost(ino);
-        self.forget_rest_gone(ino);
+        self.above.forget_rest_gone(ino);
         self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {
@@ -635,22 +633,6 @@ impl Node {
         self.forget_resident(ino, place.as_ref());
     }
 
-    /// A file's mode or owner were set.
-    pub(crate) fn attributes_changed(&self, record: &Record) {
-        if record.attr.kind != FileKind::Regular {
-            return;
-        }
-        // Also while no tier has any of its bytes.
-        let file = self.files.peek(record.ino);
-        if let Some(file) = &file {
-            file.attribute_changes.fetch_add(1, Ordering::SeqCst);
-            file.privileged.store(is_privileged(record), Ordering::SeqCst);
-        }
-        if let Some(file) = &file {
-            self.watch_set_ids(file, is_privileged(record));
-        }
-    }
-
     /// Times of a file were set in its record: those of its object follow, and of its spill file. The
     /// caller holds [`File::times`].
     pub(crate) fn set_object_times(&self, file: &File, times: Times) {
@@ -675,87 +657,6 @@ impl Node {
         }
     }
 
-    /// The setuid and setgid bits and file capabilities go when somebody without privilege writes.
-    pub(crate) fn drop_privileges(&self, context: &Context, file: &File) -> Result<()> {
-        if !file.privileged.load(Ordering::Relaxed) || context.uid == 0 {
-            return Ok(());
-        }
-        let record = self.meta.get(file.ino)?;
-        if perm_after_write(context, &record.attr) == record.attr.perm {
-            // Set-group-id without group execute, and the caller is of the group: others may follow.
-            return Ok(());
-        }
-        let now = clock::wall_time();
-        let record = self.meta.update(file.ino, Some(now), |record| {
-            record.attr.perm = perm_after_write(context, &record.attr);
-            record.backing.attrs_differ = true;
-            Queue::Yes
-        })?;
-        if record.xattrs == forebay_meta::XattrState::Some {
-            match self.meta.xattr_remove(file.ino, b"security.capability", now) {
-                Ok(_) | Err(forebay_meta::Error::NoXattr) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
-        self.forget_object(file.ino, false);
-        Ok(())
-    }
-
-    /// Programs have a file open that the kernel writes for them without the daemon, so that nobody hears
-    /// of the write that takes new set-id bits away. It shows in the object, which is noted as it is.
-    fn watch_set_ids(&self, file: &File, privileged: bool) {
-        let unheard = |fh: &u64| {
-            self.handles.get(*fh).is_some_and(|handle| {
-                let passes = matches!(handle.mode, OpenMode::Passthrough { .. });
-                handle.write && passes && !handle.keeps_set_ids
-            })
-        };
-        let object = || {
-            let resident = self.residents.get(file.ino.0)?;
-            self.tiers[usize::from(resident.tier)].tier.open(file.ino.0).ok()
-        };
-        let writers = privileged.then(|| file.opens.lock().handles.iter().any(unheard));
-        let since = match writers.unwrap_or_default().then(object).flatten() {
-            None => None,
-            Some(object) => {
-                // Whatever is written from here on has another time, also by a coarse clock.
-                if object.stat().is_ok_and(|stat| is_fresh(stat.mtime)) {
-                    std::thread::sleep(CLOCK_STEP);
-                }
-                object.stat().ok().map(|stat| (stat.size, stat.mtime))
-            }
-        };
-        *file.set_ids_since.lock() = since;
-    }
-
-    /// As after a change of the mode, of a file whose open handles were another daemon's.
-    pub(crate) fn watch_taken_over(&self, ino: Ino) {
-        if let Some(file) =
-            self.files.peek(ino).filter(|file| file.privileged.load(Ordering::SeqCst))
-        {
-            self.watch_set_ids(&file, true);
-        }
-    }
-
-    /// Takes set-id bits away if the kernel has written a file without the daemon since they were set.
-    pub(crate) fn look_for_lost_set_ids(&self, file: &File) {
-        if file.set_ids_since.lock().is_none() {
-            return;
-        }
-        let Some(resident) = self.residents.get(file.ino.0) else { return };
-        let tier = &self.tiers[usize::from(resident.tier)].tier;
-        let stat = tier.open(file.ino.0).and_then(|object| object.stat());
-        if stat.is_ok_and(|stat| has_lost_set_ids(file, &stat)) {
-            match self.kill_set_ids(&Context::DAEMON, file.ino) {
-                Ok(()) => *file.set_ids_since.lock() = None,
-                Err(error) => {
-                    tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
-                }
-            }
-        }
-    }
-
     /// Bytes that only the tiers hold.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         let mut bytes = 0;
@@ -773,22 +674,4 @@ pub(crate) fn show_written(attr: &mut Attr, size: u64, mtime: Timestamp) {
         attr.ctime = attr.ctime.max(mtime);
     }
     (attr.size, attr.mtime) = (size, mtime);
-}
-
-/// Whether something that happens now may have the same time as what happened then.
-fn is_fresh(then: Timestamp) -> bool {
-    let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
-    let age = nanos(clock::wall_time()) - nanos(then);
-    age < i128::try_from(CLOCK_STEP.as_nanos()).unwrap_or(0)
-}
-
-/// Whether an object was written since set-id bits were set that this takes away.
-fn has_lost_set_ids(file: &File, now: &Attributes) -> bool {
-    file.set_ids_since.lock().is_some_and(|since| since != (now.size, now.mtime))
-}
-
-/// Whether a write by somebody without privilege may change the mode. (File capabilities are the
-/// kernel's to notice: it asks for them and sends a SETATTR.)
-fn is_privileged(record: &Record) -> bool {
-    record.attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0
 }

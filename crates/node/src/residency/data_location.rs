@@ -139,7 +139,7 @@ impl TierObject {
 ///
 /// The charge is never below what the object and its map take up, but for what a passthrough writer
 /// does behind the daemon's back: it grows before the bytes are written, in whole blocks, and shrinks
-/// only while nobody writes ([`Node::true_up`](crate::Node)).
+/// only while nobody writes ([`Residency::true_up`](crate::residency::Residency)).
 #[derive(Default)]
 pub struct Charge {
     /// Writes that end here or before are paid for.

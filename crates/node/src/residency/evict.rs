@@ -14,8 +14,9 @@ use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::node::{Node, TierSlot};
+use crate::node::TierSlot;
 use crate::pool::Urgency;
+use crate::residency::Residency;
 use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const KEPT_LEAST: u64 = 2 << 20;
 const MAX_KEPT: u64 = 32 << 20;
 
-impl Node {
+impl Residency {
     pub(crate) fn tick(&self) -> Tick {
         Tick(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -88,16 +89,16 @@ impl Node {
     }
 
     /// Runs `job` on a thread that may wait; false if the pool is full or closed.
-    pub(crate) fn later(&self, job: impl FnOnce(&Node) + Send + 'static) -> bool {
-        let Some(node) = self.this.upgrade() else { return true };
-        self.slow.run(Urgency::Background, move || job(&node)).is_ok()
+    pub(crate) fn later(&self, job: impl FnOnce(&Residency) + Send + 'static) -> bool {
+        let Some(this) = self.this.upgrade() else { return true };
+        self.slow.run(Urgency::Background, move || job(&this)).is_ok()
     }
 
     /// Carries out a decision and reports what came of it.
     pub(crate) fn perform(&self, action: Action) {
         // What is set aside is refused.
         let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
-            let done = self.attempt(BackgroundKind::Tiering, object.0, work);
+            let done = self.defects.attempt(BackgroundKind::Tiering, object.0, work);
             (object, done.unwrap_or(Ok(false)))
         };
         let (object, done) = match action {
@@ -111,8 +112,8 @@ impl Node {
                 tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
             }
             Action::Flush { object } => {
-                self.reconciler.wanted.lock().insert(object.0);
-                self.reconcile_later(Ino(object.0), Duration::ZERO);
+                self.above.want(Ino(object.0));
+                self.above.reconcile_later(Ino(object.0), Duration::ZERO);
                 (object, Ok(true))
             }
             Action::Fetch { object, tier, bytes } => {
@@ -185,7 +186,7 @@ impl Node {
             if room.used() < before {
                 continue;
             }
-            let may_come = flushing || !self.reconciler_is_idle();
+            let may_come = flushing || !self.above.is_idle();
             if !may_come || !room.is_worth_waiting() {
                 return self.free_on(tier) >= need;
             }
@@ -196,7 +197,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::free_room`], but waits for nothing.
+    /// As [`Residency::free_room`], but waits for nothing.
     pub(crate) fn free_room_at_once(&self, tier: u8, need: u64) -> bool {
         self.discard_removed();
         if self.free_on(tier) < need {
@@ -384,7 +385,7 @@ impl Node {
         Ok(true)
     }
 
-    /// Copies a whole object to another tier, where it is nothing until [`Node::complete_move`].
+    /// Copies a whole object to another tier, where it is nothing until [`Residency::complete_move`].
     fn copy_to_tier(&self, ino: Ino, place: &TierObject, to: u8) -> Result<(Arc<dyn Object>, u64)> {
         let header = place.object.header()?;
         // Neither whole nor with a map nor dirty.
@@ -436,21 +437,6 @@ impl Node {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Writes a file back before its copy goes, for `forebay evict`; false if a program has it open, so
-    /// that the copy stays.
-    ///
-    /// # Errors
-    /// What the backing store says.
-    pub fn write_back_unused(&self, ino: Ino) -> Result<bool> {
-        let file = self.files.get(ino);
-        if file.is_open() {
-            return Ok(false);
-        }
-        // It may be mapped still.
-        self.reconcile_open(&file)?;
-        Ok(true)
     }
 
     /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::{NodeError, Result};
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::File;
 
@@ -26,7 +26,7 @@ pub(crate) struct Health {
     tried: Mutex<Option<Instant>>,
 }
 
-impl Node {
+impl Residency {
     /// Why a tier can't be used, if so.
     pub(crate) fn tier_failure(&self, tier: usize) -> Option<&str> {
         self.tiers.get(tier)?.health.failed.get().map(String::as_str)
@@ -82,7 +82,7 @@ impl Node {
     /// After an error: whether what caused it was gone around, so that it may be tried again.
     pub(crate) fn may_try_again(&self, file: &File, error: &NodeError) -> bool {
         self.leaves_failed_tier(file, error)
-            || self.takes_newer_version(file, error)
+            || self.above.takes_newer_version(file, error)
             || error.class() == Some(ErrorClass::Stale) && self.drops_stale_base(file)
     }
 

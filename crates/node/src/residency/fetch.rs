@@ -18,8 +18,8 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::metrics::Source;
-use crate::node::Node;
 use crate::pool::Urgency;
+use crate::residency::Residency;
 use crate::residency::data::BLOCK;
 use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
@@ -95,7 +95,7 @@ fn ahead_of(sequence: u64) -> u64 {
     sequence.saturating_mul(4).min(AHEAD)
 }
 
-impl Node {
+impl Residency {
     /// Copies a small file to a tier before its open returns.
     pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
         let _one = file.fetching.lock();
@@ -144,10 +144,11 @@ impl Node {
         let size = record.attr.size;
         // All of it is one extent to other nodes.
         let shared = print.filter(|print| print.size == size).and_then(|print| {
-            self.shared(file.ino, &print, self.config.fetch_on_open_bytes.max(size))
+            self.peers
+                .shared(file.ino, &print, self.config.fetch_on_open_bytes.max(size))
                 .map(SharedCopy::at_once)
         });
-        let fetched = self.open_version(file.ino).and_then(|backing| {
+        let fetched = self.above.open_version(file.ino).and_then(|backing| {
             self.fetch_into(file, record, (tier, shared.as_ref()), &*backing, mode)
         });
         let installed = match fetched {
@@ -159,8 +160,8 @@ impl Node {
         };
         if let Some(shared) = shared {
             match installed {
-                Ok(true) => self.announce(&shared, vec![0]),
-                _ => self.renounce(&shared, vec![0]),
+                Ok(true) => self.peers.announce(&shared, vec![0]),
+                _ => self.peers.renounce(&shared, vec![0]),
             }
         }
         installed.map(drop)
@@ -241,11 +242,16 @@ impl Node {
                     copy::copy_range(backing, &*object, 0..size, &limits, &mode.cancel())?;
                 }
                 Some(shared) => {
-                    self.fetch_from_peers(shared, backing, &[0], &mut |range, bytes, from| {
-                        write_all(&*object, bytes, range.start)?;
-                        source = from;
-                        Ok(true)
-                    })?;
+                    self.peers.fetch_from_peers(
+                        shared,
+                        backing,
+                        &[0],
+                        &mut |range, bytes, from| {
+                            write_all(&*object, bytes, range.start)?;
+                            source = from;
+                            Ok(true)
+                        },
+                    )?;
                 }
             }
             fail_at!("node.fetch.copied");
@@ -321,7 +327,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::begin_partial`], on a tier that has taken the file already.
+    /// As [`Residency::begin_partial`], on a tier that has taken the file already.
     pub(crate) fn begin_partial_on(&self, file: &FileRef, tier: u8) -> Result<()> {
         let _one = file.fetching.lock();
         match absent(file) {
@@ -408,7 +414,7 @@ impl Node {
         if let Some(backing) = &*opened {
             return Ok(backing.clone());
         }
-        let backing = self.open_known_version(file.ino)?;
+        let backing = self.above.open_known_version(file.ino)?;
         *opened = Some(backing.clone());
         Ok(backing)
     }
@@ -451,7 +457,7 @@ impl Node {
             self.slow
                 .run(Urgency::Background, move || {
                     if let Err(error) = node.fill(&job)
-                        && !node.takes_newer_version(&job, &error)
+                        && !node.above.takes_newer_version(&job, &error)
                     {
                         tracing::debug!(ino = %job.ino, %error, "filling stopped");
                     }
@@ -485,7 +491,7 @@ impl Node {
                 if !speculative && at >= asked_to {
                     // Of other nodes many extents are asked at once, so that none waits for questions.
                     asked_to = until.min(at + WINDOW * extent);
-                    if !self.fill_shared(file, at..asked_to, FetchMode::Now)? {
+                    if !self.peers.fill_shared(file, at..asked_to, FetchMode::Now)? {
                         break;
                     }
                 }
@@ -518,7 +524,7 @@ impl Node {
         buffer: &mut [u8],
         mode: FetchMode<'_>,
     ) -> Result<bool> {
-        if !self.fill_shared(file, range.clone(), mode)? {
+        if !self.peers.fill_shared(file, range.clone(), mode)? {
             return Ok(false);
         }
         let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(false) };
@@ -570,7 +576,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::install_run`] of a whole extent, whose room is not charged yet; false if there is
+    /// As [`Residency::install_run`] of a whole extent, whose room is not charged yet; false if there is
     /// none.
     pub(crate) fn install_extent(
         &self,
@@ -707,7 +713,7 @@ impl Node {
     /// What the backing store or the tier says.
     pub fn warm_file(&self, ino: Ino, advance: &mut dyn FnMut(u64) -> bool) -> Result<u64> {
         match self.warm_once(ino, advance) {
-            Err(error) if self.takes_newer_version(&self.files.get(ino), &error) => {
+            Err(error) if self.above.takes_newer_version(&self.files.get(ino), &error) => {
                 self.warm_once(ino, advance)
             }
             warmed => warmed,
@@ -736,7 +742,7 @@ impl Node {
         let mut at = 0;
         while at < record.attr.size {
             if at % (WINDOW * extent) == 0 {
-                self.fill_shared(&file, at..at + WINDOW * extent, FetchMode::Now)?;
+                self.peers.fill_shared(&file, at..at + WINDOW * extent, FetchMode::Now)?;
             }
             if !self.fill_extent(&file, at..at + extent, &mut buffer, FetchMode::Now)?
                 || !advance((at + extent).min(record.attr.size))
@@ -752,8 +758,8 @@ impl Node {
 
     /// The conditions of copies of a class.
     pub(crate) fn limits(&self, priority: Priority) -> Limits {
-        let streams = self.streams.clone().filter(|_| priority == Priority::WriteBack);
-        let turns = streams.map(|streams| streams as Arc<dyn Turns>);
+        let cold = self.cold.clone().filter(|_| priority == Priority::WriteBack);
+        let turns = cold.map(|cold| cold as Arc<dyn Turns>);
         let limits = Limits { priority, turns, ..self.copies.clone() };
         match priority {
             Priority::WriteBack => Limits { progress: self.written_back.clone(), ..limits },

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use forebay_meta::Record;
 use forebay_store::{Attributes, Object};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -180,6 +181,11 @@ impl File {
         self.location.try_read().ok_or(NodeError::MustWait)
     }
 
+    /// Whether its object was written since set-id bits were set that this takes away.
+    pub fn has_lost_set_ids(&self, now: &Attributes) -> bool {
+        self.set_ids_since.lock().is_some_and(|since| since != (now.size, now.mtime))
+    }
+
     /// Whether a program has it open, or is about to.
     pub fn is_open(&self) -> bool {
         self.opening.load(Ordering::Acquire) > 0 || self.opens.lock().count > 0
@@ -306,6 +312,12 @@ impl Drop for FileRef {
             }
         }
     }
+}
+
+/// Whether a write by somebody without privilege may change the mode. (File capabilities are the
+/// kernel's to notice: it asks for them and sends a SETATTR.)
+pub(crate) fn is_privileged(record: &Record) -> bool {
+    record.attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use forebay_types::Ino;
 use rustix::io::Errno;
 
 use crate::error::Result;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data_location::TierObject;
 
 /// The number under which the kernel knows an alias of an inode.
@@ -219,7 +219,7 @@ pub(crate) fn version_id(record: &Record) -> u64 {
     record.backing.fingerprint.map_or(0, |known| known.ino)
 }
 
-impl Node {
+impl Residency {
     /// Shows another alias if the kernel reads another object than the one that is here now, or another
     /// version of the backing store than the one that is there.
     pub(crate) fn turn_if_replaced(

@@ -1,9 +1,32 @@
 //! Where the bytes of files are: tiers and the objects on them, what they may take up, how they come in,
 //! are spilled past the tiers, moved and evicted, and what drives the steward.
 //!
-//! Only this room says that a file is clean, dirty or resident. It knows no requests and no names, and
-//! is to know nothing of write-back and of other nodes; the calls by which it still does are counted in
-//! `xtask/src/tidy/calls.rs`, and none may be added.
+//! [`Residency`] owns the tiers, the objects and what is known of files in use, and only it says that a
+//! file is clean, dirty or resident. It knows no requests, no names, no streams and no other nodes: what
+//! it has to ask of those who stand on it is in [`seams`].
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_core::steward::{Action, Steward};
+use forebay_meta::{MetaStore, Record};
+use forebay_store::backing::BackingStore;
+use forebay_store::copy::{Gate, Limits, Priority, Progress};
+use forebay_store::{BackingFile, Bytes};
+use forebay_types::Ino;
+use parking_lot::Mutex;
+
+use crate::config::NodeConfig;
+use crate::context::GivenUp;
+use crate::defects::Defects;
+use crate::error::Result;
+use crate::kernel::Kernel;
+use crate::metrics::{Metrics, RefusalReason};
+use crate::node::TierSlot;
+use crate::pool::Pool;
+use crate::trace::EventLog;
 
 pub(crate) mod access;
 pub(crate) mod aside;
@@ -21,7 +44,171 @@ pub(crate) mod prefetch;
 pub(crate) mod removals;
 pub(crate) mod residents;
 pub(crate) mod room;
+pub(crate) mod seams;
 pub(crate) mod shares;
 pub(crate) mod spill;
 pub(crate) mod synced;
 pub(crate) mod unwritten;
+
+/// Copies that nobody waits for stand back this long at most for those that somebody waits for.
+const GATE_WAIT: Duration = Duration::from_millis(100);
+
+/// Where the bytes of files are.
+///
+/// Holds: an object, a resident and a location agree whenever nobody has the file's location in hand;
+/// what is resident is charged to its tier's room; what is clean equals the backing store's version.
+pub struct Residency {
+    // What it was given, and others have as well.
+    pub(crate) config: Arc<NodeConfig>,
+    pub(crate) meta: Arc<MetaStore>,
+    pub(crate) backing: Arc<dyn BackingStore>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) kernel: Arc<OnceLock<Arc<dyn Kernel>>>,
+    /// Threads that wait for slow devices.
+    pub(crate) slow: Arc<Pool>,
+    pub(crate) stopping: Arc<AtomicBool>,
+    pub(crate) given_up: Arc<GivenUp>,
+    pub(crate) defects: Arc<Defects>,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) started: Instant,
+    // Who stands on it.
+    pub(crate) peers: Box<dyn seams::Peers>,
+    pub(crate) above: Box<dyn seams::Above>,
+    /// Streams that are played from the same device, if there are any.
+    pub(crate) cold: Option<Arc<dyn seams::ColdReads>>,
+    // Its own.
+    pub(crate) this: Weak<Residency>,
+    pub(crate) tiers: Vec<TierSlot>,
+    pub(crate) files: Arc<files::Files>,
+    pub(crate) residents: residents::Residents,
+    /// What was set aside, and what is lost.
+    pub(crate) troubles: aside::Troubles,
+    pub(crate) removals: removals::Removals,
+    pub(crate) accesses: access::Accesses,
+    /// A spill file has been noted, now or by an earlier daemon.
+    pub(crate) spills_noted: AtomicBool,
+    pub(crate) steward: Mutex<Steward>,
+    /// Decisions of the steward for which the pool had no place.
+    pub(crate) put_off: Mutex<Vec<Action>>,
+    /// Fetches ahead that the steward waits for.
+    pub(crate) fetches: prefetch::Fetches,
+    /// Where the steward's decisions are recorded.
+    pub(crate) event_log: Option<EventLog>,
+    pub(crate) copies: Limits,
+    /// Counts what is copied to the backing store.
+    pub(crate) written_back: Arc<Progress>,
+}
+
+/// What a residency is made of, and others have as well.
+pub(crate) struct Given {
+    pub(crate) config: Arc<NodeConfig>,
+    pub(crate) meta: Arc<MetaStore>,
+    pub(crate) backing: Arc<dyn BackingStore>,
+    pub(crate) slow: Arc<Pool>,
+    pub(crate) defects: Arc<Defects>,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) peers: Box<dyn seams::Peers>,
+    pub(crate) above: Box<dyn seams::Above>,
+    pub(crate) cold: Option<Arc<dyn seams::ColdReads>>,
+}
+
+impl Residency {
+    /// Looks at nothing yet.
+    pub(crate) fn new(
+        given: Given,
+        tiers: Vec<TierSlot>,
+        (steward, event_log): (Steward, Option<EventLog>),
+        spills_noted: bool,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Residency {
+            config: given.config,
+            meta: given.meta,
+            backing: given.backing,
+            metrics: Arc::default(),
+            kernel: Arc::default(),
+            slow: given.slow,
+            stopping: Arc::default(),
+            given_up: Arc::default(),
+            defects: given.defects,
+            state_dir: given.state_dir,
+            started: Instant::now(),
+            peers: given.peers,
+            above: given.above,
+            cold: given.cold,
+            this: this.clone(),
+            tiers,
+            files: Arc::default(),
+            residents: Default::default(),
+            troubles: Default::default(),
+            removals: Default::default(),
+            accesses: Default::default(),
+            spills_noted: AtomicBool::new(spills_noted),
+            steward: Mutex::new(steward),
+            put_off: Mutex::default(),
+            fetches: Default::default(),
+            event_log,
+            copies: Limits {
+                gate: Some(Arc::new(Gate::new(GATE_WAIT))),
+                ..Limits::plain(Priority::Demand)
+            },
+            written_back: Arc::default(),
+        })
+    }
+
+    /// A record as this node may use it: what another node has not written back is not there.
+    pub(crate) fn as_seen_here(&self, record: &Arc<Record>) -> Arc<Record> {
+        if !self.peers.is_elsewhere(record) {
+            return record.clone();
+        }
+        let mut seen = (**record).clone();
+        (seen.dirty, seen.spilled) = (false, false);
+        seen.attr.size = record.backing.fingerprint.map_or(0, |print| print.size);
+        Arc::new(seen)
+    }
+
+    /// An opened backing file must be of the version that is known, in a cluster of that which lies on
+    /// the tier beside it.
+    fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
+        match self.peers.is_clustered() {
+            true => self.peers.check_version(ino, opened),
+            false => self.above.check_known_version(ino, opened),
+        }
+    }
+
+    /// Why the kernel can't be handed files for passthrough; `None` when it can.
+    pub fn passthrough_refusal(&self) -> Option<RefusalReason> {
+        if self.config.passthrough == crate::Passthrough::Off {
+            return Some(RefusalReason::Off);
+        }
+        match self.kernel.get() {
+            None => Some(RefusalReason::NoKernel),
+            Some(kernel) => (!kernel.passthrough()).then(|| kernel.refusal()),
+        }
+    }
+
+    /// The path of an inode, empty if it has none.
+    pub(crate) fn path_of(&self, ino: Ino) -> Vec<u8> {
+        self.meta.path(ino).ok().flatten().unwrap_or_default()
+    }
+
+    pub(crate) fn read_cold(
+        &self,
+        backing: &dyn BackingFile,
+        buffer: &mut [u8],
+        at: u64,
+    ) -> Result<usize> {
+        match &self.cold {
+            Some(cold) => cold.read_cold(backing, buffer, at),
+            None => Ok(backing.read_at(buffer, at)?),
+        }
+    }
+
+    fn copied_cold(
+        &self,
+        backing: &dyn BackingFile,
+        object: &dyn Bytes,
+        size: u64,
+    ) -> Result<bool> {
+        self.cold.as_ref().map_or(Ok(false), |cold| cold.copied_cold(backing, object, size))
+    }
+}

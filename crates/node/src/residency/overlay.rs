@@ -28,7 +28,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock;
 use crate::error::Result;
 use crate::metrics::Source;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::spill::write_all_or_fail;
@@ -157,7 +157,7 @@ impl Spill {
     }
 }
 
-impl Node {
+impl Residency {
     /// Reads from what lies under the object.
     pub(crate) fn read_base(
         &self,
@@ -217,8 +217,8 @@ impl Node {
             Underlay::Backing(_) | Underlay::Zeros => return,
         }
         // Whoever comes after this one would find it gone once more, until that is written.
-        self.keep_open(file);
-        self.note_rest_gone(file.ino);
+        self.above.keep_open(file);
+        self.above.note_rest_gone(file.ino);
         tracing::error!(
             ino = %file.ino,
             "others have changed or removed the version that a file changed here builds upon: what was not brought in of it is zeros from now on"
@@ -234,7 +234,7 @@ impl Node {
         if let Some(opened) = &*below {
             return Ok(Some(opened.clone()));
         }
-        let opened = self.open_known_version(file.ino)?;
+        let opened = self.above.open_known_version(file.ino)?;
         *below = Some(opened.clone());
         Ok(Some(opened))
     }
@@ -314,7 +314,7 @@ impl Node {
     /// location for itself.
     ///
     /// # Errors
-    /// As [`Node::write_spill`].
+    /// As [`Residency::write_spill`].
     pub(crate) fn zero_spill(&self, file: &File, spill: &Spill, range: Range<u64>) -> Result<()> {
         let Range { start, end } = range;
         self.change_spill(file, spill, start..end, || {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::fetch::FetchMode;
 
 /// The fetches that the steward has asked for and not heard of yet: at most as many as it has under
@@ -42,12 +42,12 @@ impl Fetches {
     }
 }
 
-impl Node {
+impl Residency {
     /// Brings the first `bytes` of a file to a tier, where the steward has promised it room, and
     /// tells the steward when it has ended.
     pub(crate) fn fetch_ahead(&self, ino: Ino, tier: u8, bytes: u64) {
         let cancel = self.fetches.token(ino.0);
-        let brought = self.attempt(BackgroundKind::FetchAhead, ino.0, || {
+        let brought = self.defects.attempt(BackgroundKind::FetchAhead, ino.0, || {
             self.bring_ahead(ino, tier, bytes, &cancel)
         });
         if let Some(Err(error)) = brought {

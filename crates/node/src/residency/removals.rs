@@ -19,7 +19,7 @@ use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::defects::BackgroundKind;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::writeback::upkeep::Step;
 
 /// Files that may wait; more are taken away by those who remove them.
@@ -63,7 +63,7 @@ struct Waiting {
     attended: bool,
 }
 
-impl Node {
+impl Residency {
     /// Which files the last daemon had removed, by its notes; those of this one come after them.
     pub(crate) fn begin_removal_notes(&self) -> HashSet<u64> {
         let path = self.state_dir.join(NOTES);
@@ -91,7 +91,7 @@ impl Node {
         if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
             return;
         }
-        if self.is_clustered() {
+        if self.peers.is_clustered() {
             self.removals.3.lock().removed.insert(ino.0);
         }
         if let Some(mut file) = self.removals.1.get() {
@@ -105,7 +105,7 @@ impl Node {
     pub(crate) fn discard_missing(&self, ino: Ino) {
         let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
         let mut tombs = self.removals.3.lock();
-        if !self.is_clustered() || !dirty || tombs.removed.contains(&ino.0) {
+        if !self.peers.is_clustered() || !dirty || tombs.removed.contains(&ino.0) {
             drop(tombs);
             return self.discard_data(ino);
         }
@@ -164,7 +164,7 @@ impl Node {
         waiting.files.push_back(ino);
         let start = !std::mem::replace(&mut waiting.attended, true);
         drop(waiting);
-        if start && !self.later(Node::attend_to_removals) {
+        if start && !self.later(Residency::attend_to_removals) {
             self.removals.0.lock().attended = false;
             self.discard_removed();
         }
@@ -196,7 +196,11 @@ impl Node {
     pub(crate) fn drop_spills_later(&self) {
         if !self.removals.2.due.lock().is_empty() {
             // Without a thread for it: at the next tick.
-            let _found_one = self.later(|node| node.keep_up(Step::Spills));
+            let _found_one = self.later(|this| {
+                this.defects.attempt(BackgroundKind::Upkeep, Step::Spills as u64, || {
+                    this.drop_spills(Instant::now());
+                });
+            });
         }
     }
 
@@ -249,7 +253,7 @@ impl Node {
             // Opened at the last moment: whoever did discards the data at the end.
             for ino in files.into_iter().filter(|ino| !self.is_open(*ino)) {
                 // What is set aside is found by the next start.
-                self.attempt(BackgroundKind::Tiering, ino.0, || match durable {
+                self.defects.attempt(BackgroundKind::Tiering, ino.0, || match durable {
                     true => self.discard_forgotten(ino),
                     false => self.discard_data(ino),
                 });

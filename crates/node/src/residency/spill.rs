@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::metrics::Source;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::charge::blocks_of_gap_write;
 use crate::residency::data::BLOCK;
 use crate::residency::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
@@ -31,7 +31,7 @@ use crate::residency::room::no_room;
 /// where the file system keeps that outside the inode, and one for its first bytes.
 const BEGIN: u64 = 2 * BLOCK;
 
-impl Node {
+impl Residency {
     /// Gives a file without bytes an object on the fastest tier that has room; says whether one
     /// had.
     pub(crate) fn ensure_place(&self, file: &FileRef, record: &Record) -> Result<bool> {
@@ -121,11 +121,11 @@ impl Node {
                 self.ensure_place(file, &record)?;
             }
             let location = file.location.write();
-            self.check_wanted(context)?;
+            self.given_up.check(context)?;
             if let Some(place) = &location.place {
                 // Charges of writes that were repeated go, for nobody else writes now.
                 self.true_up(file, place)?;
-                self.check_rest_below(file, &location, place)?;
+                self.above.check_rest_below(file, &location, place)?;
                 if self.fetch_edges(file, &location, place, offset, end)?
                     && let Some(written) = self.write_exclusively(file, place, offset, data)?
                 {
@@ -134,7 +134,7 @@ impl Node {
             }
         }
         let mut location = file.location.write();
-        self.check_wanted(context)?;
+        self.given_up.check(context)?;
         self.write_around(file, &mut location, offset, data)
     }
 
@@ -216,7 +216,7 @@ impl Node {
         Ok(written)
     }
 
-    /// Makes zeros of a range past the tiers, as [`Node::write_around`] writes. Not of an object that
+    /// Makes zeros of a range past the tiers, as [`Residency::write_around`] writes. Not of an object that
     /// the kernel reads by itself.
     pub(crate) fn zero_around(
         &self,
@@ -431,7 +431,7 @@ impl Node {
     fn make_spill(&self, ino: Ino, over: Option<u64>) -> Result<Spill> {
         // What an earlier use may have left there is not this file's.
         self.keep_spill(ino);
-        self.forget_half_written(ino)?;
+        self.above.forget_half_written(ino)?;
         self.backing.remove_spill(ino.0)?;
         let map = match over {
             None => None,
@@ -455,7 +455,7 @@ impl Node {
         let noted = self.meta.setting(&spill_setting(record.ino))?;
         let Some(noted) = noted.as_deref().and_then(noted_inode) else { return Ok(None) };
         for link in record.links.iter().chain(&record.backing.links) {
-            let Ok(dir) = self.backing_dir(link.parent) else {
+            let Ok(dir) = self.above.backing_dir(link.parent) else {
                 // Made for it, perhaps, and not reported: the inode is proof enough.
                 let found = self.stat_by_path(link);
                 match found.filter(|found| found.fingerprint().same_inode(&noted)) {

@@ -21,7 +21,7 @@ use forebay_types::{FileKind, Ino, Timestamp};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::recover::{CLEAN_END, RUNNING, SETTLED, names_below};
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::File;
 use crate::writeback::flush::is_announced;
@@ -120,7 +120,7 @@ fn surely_stands(record: &Record, at: &Link) -> bool {
     backing.fingerprint.is_some() && (is_only || was_made)
 }
 
-impl Node {
+impl Residency {
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
     pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
         {
@@ -197,7 +197,7 @@ impl Node {
         }
         // A header that says that its file is spilled may be from before the spill file was published.
         for link in &names_below(record) {
-            let Some(found) = self.found_at_start(record, link)? else { continue };
+            let Some(found) = self.above.found_at_start(record, link)? else { continue };
             let print = found.fingerprint();
             let ours = [record.backing.fingerprint, record.backing.pending].into_iter().flatten();
             let mut ours = ours;

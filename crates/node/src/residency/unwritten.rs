@@ -23,7 +23,7 @@ use forebay_types::{Fingerprint, Timestamp};
 
 use crate::clock;
 use crate::error::Result;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data::Target;
 use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
@@ -48,7 +48,7 @@ impl Look {
     }
 }
 
-impl Node {
+impl Residency {
     /// Whether a mapping of the object may live that outlasted its open file, and that may be stored
     /// into. Readers whose open files the kernel reads by itself are not in the way, once it was seen
     /// that no mapping of a writer is left.
@@ -71,7 +71,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::mark_dirty`] for an open whose writes nobody will see: remembers how the object
+    /// As [`Residency::mark_dirty`] for an open whose writes nobody will see: remembers how the object
     /// looks. The caller holds [`File::opens`].
     pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &TierObject) -> Result<()> {
         // Before all that is looked at: what others change after the first look is newer.

@@ -134,7 +134,7 @@ impl Node {
             }),
         };
         let Some(start) = missing else { return Ok(None) };
-        Ok(Some((self.opened_base(file, opened)?, start)))
+        Ok(Some((self.residency.opened_base(file, opened)?, start)))
     }
 
     /// What became of the last open of a file that has a rate, for people and programs: one line.

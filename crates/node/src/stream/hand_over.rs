@@ -72,7 +72,7 @@ impl Node {
     }
 
     fn take_over_stream(&self, fh: u64, ino: Ino, carried: CarriedStream) -> Result<()> {
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         let rate = match carried.rate {
             0 => self.stream_rate(&Context::DAEMON, &*self.meta.get(ino)?)?,
             rate => Some(rate),

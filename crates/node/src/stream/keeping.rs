@@ -113,21 +113,21 @@ impl Node {
     }
 
     fn bring_beginning(&self, ino: Ino, bytes: u64) -> Result<()> {
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         let record = self.meta.get(ino)?;
         if record.dirty || record.orphan {
             return Ok(());
         }
-        self.begin_partial(&file, &record)?;
+        self.residency.begin_partial(&file, &record)?;
         let extent = self.config.extent_bytes;
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
         let mut at = 0;
         while at < bytes.min(record.attr.size) && !self.stopping.load(Ordering::Relaxed) {
-            if !self.fill_extent(&file, at..at + extent, &mut buffer, FetchMode::Now)? {
+            if !self.residency.fill_extent(&file, at..at + extent, &mut buffer, FetchMode::Now)? {
                 break;
             }
             at += extent;
         }
-        self.finish_if_whole(&file)
+        self.residency.finish_if_whole(&file)
     }
 }

@@ -11,6 +11,7 @@ use rustix::fs::Advice;
 use super::Streams;
 use crate::error::Result;
 use crate::node::Node;
+use crate::residency::seams::ColdReads;
 
 /// Bytes of a turn. A read is not interrupted when a stream is due.
 const TURN: usize = 64 << 10;
@@ -38,20 +39,18 @@ impl Node {
             drop(streams.service.turn(0, BLOCK));
         }
     }
+}
 
-    /// Reads a file of the backing store that is no stream.
-    ///
-    /// # Errors
-    /// What the backing store says.
-    pub(crate) fn read_cold(
+impl ColdReads for Streams {
+    fn read_cold(
         &self,
         backing: &dyn BackingFile,
         buffer: &mut [u8],
         offset: u64,
     ) -> Result<usize> {
-        let Some(streams) = self.streams.as_ref().filter(|streams| streams.open() > 0) else {
+        if self.open() == 0 {
             return Ok(backing.read_at(buffer, offset)?);
-        };
+        }
         if let Some(fd) = backing.fd() {
             // Nothing beside what there is a turn for. Without the advice all works, only worse.
             let _ = rustix::fs::fadvise(fd, 0, None, Advice::Random);
@@ -60,7 +59,7 @@ impl Node {
         for part in buffer.chunks_mut(TURN) {
             let at = offset + done as u64;
             let place = backing.fd().and_then(|fd| forebay_streams::place_of(fd, at)).unwrap_or(0);
-            let turn = streams.service.turn(place, part.len() as u64);
+            let turn = self.service.turn(place, part.len() as u64);
             let read = backing.read_at(part, at)?;
             drop(turn);
             done += read;
@@ -71,18 +70,13 @@ impl Node {
         Ok(done)
     }
 
-    /// Copies a small file of the backing store to an object; says whether that was necessary: with
-    /// no stream open, there are better ways. What is missing at the end is left to the caller.
-    ///
-    /// # Errors
-    /// What the stores say.
-    pub(crate) fn copied_cold(
+    fn copied_cold(
         &self,
         backing: &dyn BackingFile,
         object: &dyn Bytes,
         size: u64,
     ) -> Result<bool> {
-        if self.streams.as_ref().is_none_or(|streams| streams.open() == 0) {
+        if self.open() == 0 {
             return Ok(false);
         }
         let mut buffer = vec![0; TURN];

@@ -134,9 +134,9 @@ impl Node {
     }
 
     fn flush_now(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
-        let file = self.files.get(record.ino);
+        let file = self.residency.files.get(record.ino);
         let _one = file.flushing.lock();
-        self.load(&Context::DAEMON, &file)?;
+        self.residency.load(&Context::DAEMON, &file)?;
         let number = file.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
@@ -150,14 +150,14 @@ impl Node {
         }
         // What the backing store has under the name may be another file, which this one replaces.
         let own = target.expect.is_some() && target.expect == record.backing.fingerprint;
-        let (absent, beneath, mapped, spill) = match self.open_layers(&file) {
+        let (absent, beneath, mapped, spill) = match self.residency.open_layers(&file) {
             Err(NodeError::RestGone) if own => {
                 return Ok(Flushed::Conflict(self.found_at(target)?));
             }
             Err(NodeError::RestGone) => {
-                self.give_up_rest(&file);
+                self.residency.give_up_rest(&file);
                 self.remember_rest_gone(target.parent, target.name);
-                self.open_layers(&file)?
+                self.residency.open_layers(&file)?
             }
             layers => layers?,
         };
@@ -165,7 +165,7 @@ impl Node {
             tracing::error!(ino = %record.ino, "the bytes of a file are gone from the tiers");
             return Err(NodeError::Lost);
         }
-        if own && let Some(fingerprint) = self.equals_published(&file, record, target)? {
+        if own && let Some(fingerprint) = self.residency.equals_published(&file, record, target)? {
             file.staged.lock().take();
             let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
             file.flush_done.store(number, Ordering::Release);
@@ -200,8 +200,8 @@ impl Node {
 
     /// Whether a version in the backing store is what a flush of the file made, and could not report.
     pub(crate) fn is_own_version(&self, ino: Ino, found: &Attributes) -> Result<bool> {
-        let file = self.files.get(ino);
-        self.load(&Context::DAEMON, &file)?;
+        let file = self.residency.files.get(ino);
+        self.residency.load(&Context::DAEMON, &file)?;
         let location = file.location.read();
         // Done with the spill file, done with the writing.
         if matches!(location.base, Underlay::Spill(_)) && self.is_half_written(ino, found)? {
@@ -252,7 +252,7 @@ impl Node {
         let quiet = unwritten
             && file.opens.lock().writers == 0
             && !mapped
-            && !self.maybe_stored_into(file, place);
+            && !self.residency.maybe_stored_into(file, place);
         let published = Published { file: file.clone(), fingerprint, quiet: quiet.then_some(seen) };
         self.reconciler.published.lock().insert(file.ino.0, published);
         Ok(quiet)
@@ -270,9 +270,9 @@ impl Node {
         let Some(place) = &location.place else { return Ok(()) };
         let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
             && file.opens.lock().writers == 0
-            && !self.maybe_stored_into(file, place);
+            && !self.residency.maybe_stored_into(file, place);
         if !quiet {
-            return self.edit_header(place, |header| {
+            return self.residency.edit_header(place, |header| {
                 header.base = Some(fingerprint);
                 header.pending = None;
                 Ok(())
@@ -285,9 +285,9 @@ impl Node {
             }
             presence.rebase()?;
         }
-        self.settle_before_clean(file, place)?;
-        let done = self.mark_clean(file, place, Some(fingerprint));
-        done.map(|()| self.drop_useless_spill(file, &location))
+        self.residency.settle_before_clean(file, place)?;
+        let done = self.residency.mark_clean(file, place, Some(fingerprint));
+        done.map(|()| self.residency.drop_useless_spill(file, &location))
     }
 
     /// Writes the whole file under a temporary name and publishes it.
@@ -327,7 +327,7 @@ impl Node {
     /// the backing store has. Piece by piece, for a writer may have to change what lies where; it
     /// begins by making a spill file.
     fn copy_layers(&self, file: &FileRef, to: &dyn BackingFile) -> Result<Copied> {
-        let limits = self.limits(Priority::WriteBack);
+        let limits = self.residency.limits(Priority::WriteBack);
         let copy = |from: &dyn Bytes, range: Range<u64>| -> Result<()> {
             if !range.is_empty() {
                 self.metrics.bytes.of(Source::Flush).add(range.end - range.start);
@@ -361,7 +361,7 @@ impl Node {
                 }
                 copy(&*place.object, at..run.start)?;
                 if let Underlay::Backing(opened) = &location.base {
-                    let base = self.opened_base(file, opened)?;
+                    let base = self.residency.opened_base(file, opened)?;
                     let there = run.start..run.end.min(base.len()?).max(run.start);
                     copy(&*base, there)?;
                 }
@@ -396,7 +396,7 @@ impl Node {
         let found = found.map(|found| found.fingerprint());
         let known = self.meta.get(ino)?.backing.fingerprint;
         if let Some(place) = place {
-            self.edit_header(place, |header| {
+            self.residency.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
                     && expect != Some(found)
                 {
@@ -455,7 +455,7 @@ impl Node {
             self.publish_file(file, (location.place.as_ref(), None), &mut fresh, target);
         let flushed = match published {
             // Before anybody can write to it again: an error may come after the deed.
-            Err(error) => match self.published_spill(record) {
+            Err(error) => match self.residency.published_spill(record) {
                 Ok(Some(found)) => Flushed::Done { fingerprint: found.fingerprint(), clean: false },
                 _ => return Err(error),
             },
@@ -482,7 +482,7 @@ impl Node {
         if !matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill)) {
             return Ok(Flushed::Busy);
         }
-        let Some(found) = self.published_spill(record)? else {
+        let Some(found) = self.residency.published_spill(record)? else {
             tracing::error!(ino = %file.ino, "the file's spill file is gone from the backing store");
             return Err(rustix::io::Errno::IO.into());
         };
@@ -493,7 +493,7 @@ impl Node {
 
     /// Gives a spill file all bytes of its file; their modification time.
     fn fill_spill(&self, file: &FileRef, spill: &Arc<Spill>) -> Result<forebay_meta::Timestamp> {
-        self.complete_spill(file, spill, PIECE)?;
+        self.residency.complete_spill(file, spill, PIECE)?;
         let set_len = |len| spill.set_len(len);
         let from_tier = self.flush_extents(file, &**spill.file(), &set_len)?;
         Ok(from_tier.unwrap_or_else(|| spill.size_and_mtime().1))
@@ -511,13 +511,13 @@ impl Node {
             return Ok(());
         };
         if let Some(place) = &location.place {
-            self.edit_header(place, |header| {
+            self.residency.edit_header(place, |header| {
                 header.spilled = false;
                 header.base = Some(fingerprint);
                 Ok(())
             })?;
         }
-        self.let_go_of_spill(file.ino)?;
+        self.residency.let_go_of_spill(file.ino)?;
         // Not left to the report of the worker: from here on nothing but this record knows it.
         let on_tier = location.place.is_some();
         let one_at_a_time = file.times.lock();
@@ -533,7 +533,7 @@ impl Node {
             Queue::Yes
         })?;
         drop(one_at_a_time);
-        self.drop_spill_or_later(file.ino);
+        self.residency.drop_spill_or_later(file.ino);
         Ok(())
     }
 
@@ -566,7 +566,7 @@ impl Node {
         self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
         fail_at!("node.flush.half");
         let size = spill.file().len()?;
-        let limits = self.limits(Priority::WriteBack);
+        let limits = self.residency.limits(Priority::WriteBack);
         copy::copy_range(&**spill.file(), &*backing, 0..size, &limits, &Cancel::default())?;
         self.metrics.bytes.of(Source::Flush).add(size);
         backing.set_len(size)?;
@@ -606,7 +606,7 @@ impl Node {
         // Also for a file of which no tier has anything.
         self.intend(file.ino, expected, Some(&found), found.fingerprint())?;
         if let Some(place) = &file.location.read().place {
-            self.edit_header(place, |header| {
+            self.residency.edit_header(place, |header| {
                 // The base and the announced version are of one inode: it changes in place.
                 header.base = Some(found.fingerprint());
                 header.pending = header.base;
@@ -664,7 +664,7 @@ impl Node {
         to: &dyn BackingFile,
         set_len: &dyn Fn(u64) -> Result<()>,
     ) -> Result<Option<forebay_meta::Timestamp>> {
-        let limits = self.limits(Priority::WriteBack);
+        let limits = self.residency.limits(Priority::WriteBack);
         self.cut_before_flush(file, to, set_len)?;
         let mut length = to.len()?;
         loop {

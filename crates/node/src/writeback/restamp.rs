@@ -44,7 +44,7 @@ impl Node {
     /// A file or directory has another path now.
     pub(crate) fn note_moved(&self, record: &Record) {
         let directory = record.is_directory();
-        if !directory && self.residents.get(record.ino.0).is_none() {
+        if !directory && self.residency.residents.get(record.ino.0).is_none() {
             return;
         }
         let mut pending = self.moved.0.lock();
@@ -68,7 +68,7 @@ impl Node {
     pub(crate) fn restamp_moved(&self) {
         let Pending { mut files, all, .. } = std::mem::take(&mut *self.moved.0.lock());
         if all {
-            self.residents.for_each(|ino, resident| {
+            self.residency.residents.for_each(|ino, resident| {
                 if resident.dirty {
                     files.insert(Ino(ino));
                 }
@@ -82,22 +82,22 @@ impl Node {
     }
 
     fn restamp(&self, ino: Ino) -> Result<()> {
-        if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
+        if !self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
             return Ok(());
         }
-        let file = self.files.get(ino);
-        self.load(&Context::DAEMON, &file)?;
+        let file = self.residency.files.get(ino);
+        self.residency.load(&Context::DAEMON, &file)?;
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
         let record = self.meta.get(ino)?;
         if record.links.is_empty() {
             return Ok(());
         }
-        let now = self.header_for(&record, false, true);
+        let now = self.residency.header_for(&record, false, true);
         if place.object.header()?.path == now.path {
             return Ok(());
         }
-        self.edit_header(place, |header| {
+        self.residency.edit_header(place, |header| {
             header.path = now.path;
             header.path_truncated = now.path_truncated;
             Ok(())

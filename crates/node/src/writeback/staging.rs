@@ -78,8 +78,9 @@ impl Node {
             let Ok(record) = self.meta.get(ino) else { continue };
             // What has its owner from its directory, or keeps its inode, is made there.
             if may_be_staged(&record) && self.may_give(&record.attr).unwrap_or(false) {
-                let file = self.files.get(ino);
+                let file = self.residency.files.get(ino);
                 let staged = self
+                    .defects
                     .attempt(BackgroundKind::WriteBack, ino.0, || self.stage_file(&file, &record));
                 match staged.unwrap_or(Ok(false)) {
                     Ok(true) => stage.files.push(file),
@@ -120,7 +121,7 @@ impl Node {
 
     fn stage_file(&self, file: &FileRef, record: &Arc<Record>) -> Result<bool> {
         let Some(_one) = file.flushing.try_lock() else { return Ok(false) };
-        self.load(&Context::DAEMON, file)?;
+        self.residency.load(&Context::DAEMON, file)?;
         let writes = file.writes.load(Ordering::Acquire);
         if file.opens.lock().writers > 0 || file.staged.lock().is_some() {
             return Ok(false);
@@ -129,11 +130,11 @@ impl Node {
         let Some(place) = &location.place else { return Ok(false) };
         if place.presence.is_some()
             || matches!(location.base, Underlay::Spill(_))
-            || self.maybe_stored_into(file, place)
+            || self.residency.maybe_stored_into(file, place)
         {
             return Ok(false);
         }
-        if self.may_be_published(record, place)? {
+        if self.residency.may_be_published(record, place)? {
             // What there is may do.
             return Ok(false);
         }
@@ -154,7 +155,7 @@ impl Node {
     ) -> Result<Temporary> {
         let temporary = self.backing.temporary(record.ino.0)?;
         let stat = file.stat_with_time(object)?;
-        let limits = self.limits(Priority::WriteBack);
+        let limits = self.residency.limits(Priority::WriteBack);
         let to = &**temporary.file();
         copy::copy_range(object, to, 0..stat.size, &limits, &Cancel::default())?;
         to.set_len(stat.size)?;

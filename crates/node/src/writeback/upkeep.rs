@@ -123,17 +123,17 @@ impl Node {
 
     /// Does one step, unless it has ended a daemon.
     pub(crate) fn keep_up(&self, step: Step) {
-        self.attempt(BackgroundKind::Upkeep, step as u64, || match step {
+        self.defects.attempt(BackgroundKind::Upkeep, step as u64, || match step {
             Step::BackingPlace => self.look_after_backing_place(),
             Step::MountsBelow => self.look_after_mounts_below(),
-            Step::Strays => self.remove_strays(),
+            Step::Strays => self.residency.remove_strays(),
             Step::Unsettled => self.settle_unsettled(),
             Step::Memory => self.give_memory_back(),
-            Step::Missing => self.set_missing_aside(),
+            Step::Missing => self.residency.set_missing_aside(),
             Step::Restamp => self.restamp_moved(),
             Step::Times => self.restore_directory_times(),
             Step::Statfs => self.try_to_refresh_statfs(),
-            Step::Spills => self.drop_spills(Instant::now()),
+            Step::Spills => self.residency.drop_spills(Instant::now()),
         });
     }
 
@@ -141,14 +141,15 @@ impl Node {
     /// for a slow device with the file in hand, another thread sees to it, and where a tier or the
     /// namespace fails, it is tried again until it is done.
     pub(crate) fn settle_closed(&self, file: &FileRef) {
-        match self.settle_by(file, Some(Instant::now())) {
+        match self.residency.settle_by(file, Some(Instant::now())) {
             Ok(true) => {}
             Ok(false) => {
                 let waiting = file.clone();
                 let begun = self.later(move |node| {
-                    let settled = node.attempt(BackgroundKind::WriteBack, waiting.ino.0, || {
-                        node.settle(&waiting)
-                    });
+                    let settled =
+                        node.defects.attempt(BackgroundKind::WriteBack, waiting.ino.0, || {
+                            node.residency.settle(&waiting)
+                        });
                     if let Some(Err(error)) = settled {
                         node.settle_again(&waiting, &error);
                     }
@@ -177,8 +178,8 @@ impl Node {
         // Whoever closes one meanwhile puts it there anew.
         let files = std::mem::take(&mut *self.upkeep.unsettled.lock());
         for (ino, file) in files {
-            let settle = || self.settle_by(&file, Some(Instant::now()));
-            let settled = match self.attempt(BackgroundKind::WriteBack, ino, settle) {
+            let settle = || self.residency.settle_by(&file, Some(Instant::now()));
+            let settled = match self.defects.attempt(BackgroundKind::WriteBack, ino, settle) {
                 None => false,
                 Some(Ok(settled)) => settled,
                 Some(Err(_)) => {

@@ -73,7 +73,7 @@ impl Node {
     }
 
     fn send_ahead(&self, ino: Ino) {
-        let Some(file) = self.files.peek(ino) else { return };
+        let Some(file) = self.residency.files.peek(ino) else { return };
         let Some(cluster) = &self.cluster else { return };
         let sent = self.send_what_is_due(cluster, &file);
         file.ahead_queued.store(false, Ordering::Release);

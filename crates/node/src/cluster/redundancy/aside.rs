@@ -104,7 +104,9 @@ impl Node {
                 Ok(true) => match fs::remove_file(&path) {
                     Ok(()) => {
                         if let Some(object) = aside.objects.lock().remove(&path) {
-                            self.tiers[usize::from(object.tier)].room.give_all(object.charged);
+                            self.residency.tiers[usize::from(object.tier)]
+                                .room
+                                .give_all(object.charged);
                         }
                         tracing::info!(path = %path.display(), "the backing store has all that was kept aside here: it is removed");
                     }

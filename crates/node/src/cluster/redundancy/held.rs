@@ -107,13 +107,13 @@ impl Held {
 
 impl Node {
     fn copy_path(&self, tier: u8, key: Key) -> PathBuf {
-        let tier = self.tiers[usize::from(tier)].tier.path();
+        let tier = self.residency.tiers[usize::from(tier)].tier.path();
         tier.join(DIR).join(name(key))
     }
 
     /// Finds the copies that an earlier start has left, and charges them.
     pub(super) fn find_copies(&self, held: &Held) -> Result<()> {
-        for (index, slot) in self.tiers.iter().enumerate() {
+        for (index, slot) in self.residency.tiers.iter().enumerate() {
             let tier = u8::try_from(index).unwrap_or(u8::MAX);
             for sub in [DIR, ASIDE] {
                 let dir = slot.tier.path().join(sub);
@@ -216,7 +216,7 @@ impl Node {
                     None => return Err(Fault::NotHere),
                 };
                 let more = wanted.saturating_sub(known.charged);
-                if self.take_room(known.tier, more) {
+                if self.residency.take_room(known.tier, more) {
                     let charged = known.charged + more;
                     copies.insert(key, Copy { charged, touched: Instant::now(), ..known });
                     return Ok(known.tier);
@@ -225,7 +225,8 @@ impl Node {
                 known
             };
             // Clean files make way, but nobody is waited for here.
-            if attempt == 0 && !self.free_room_at_once(known.tier, wanted - known.charged) {
+            if attempt == 0 && !self.residency.free_room_at_once(known.tier, wanted - known.charged)
+            {
                 break;
             }
         }
@@ -234,7 +235,7 @@ impl Node {
 
     /// The first tier that has the room; if none has, the largest.
     fn tier_for_copy(&self, bytes: u64) -> u8 {
-        let rooms = || self.tiers.iter().enumerate();
+        let rooms = || self.residency.tiers.iter().enumerate();
         let free = rooms().find(|(_, slot)| slot.room.free() >= bytes);
         let largest = || rooms().max_by_key(|(_, slot)| slot.room.size());
         let chosen = free.or_else(largest).map_or(0, |(index, _)| index);
@@ -244,7 +245,7 @@ impl Node {
     /// Removes a copy; one that is not there is removed already.
     pub(super) fn drop_copy_held(&self, held: &Held, key: Key) -> std::io::Result<()> {
         let Some(copy) = held.copies.lock().remove(&key) else { return Ok(()) };
-        self.tiers[usize::from(copy.tier)].room.give_all(copy.charged);
+        self.residency.tiers[usize::from(copy.tier)].room.give_all(copy.charged);
         match fs::remove_file(self.copy_path(copy.tier, key)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -279,7 +280,7 @@ impl Node {
     /// Moves an object aside whose file others have taken over: what it has does not count any more,
     /// and may hold what nobody was told is safe.
     pub(super) fn move_aside(&self, held: &Held, ino: Ino, tier: u8) -> Result<PathBuf> {
-        let slot = &self.tiers[usize::from(tier)];
+        let slot = &self.residency.tiers[usize::from(tier)];
         let dir = slot.tier.path().join(ASIDE);
         let free = |number: &u32| !dir.join(aside::name(ino, *number)).exists();
         let number = (0..u32::MAX).find(free).unwrap_or(u32::MAX);

@@ -280,7 +280,7 @@ impl Node {
                     .known(ino)
                     .is_some_and(|(now, _)| now.holders.contains(&target)));
         }
-        self.load(&Context::DAEMON, &file)?;
+        self.residency.load(&Context::DAEMON, &file)?;
         let cargo = Cargo {
             file: &file,
             version: known.version,
@@ -364,7 +364,7 @@ impl Node {
             Some((record, copies))
                 if copies.version == version && part == 0 && cluster.is_mine(&record) =>
             {
-                self.load(&Context::DAEMON, &self.files.get(ino))?;
+                self.residency.load(&Context::DAEMON, &self.residency.files.get(ino))?;
             }
             _ if untouched >= UNKNOWN_FOR => {
                 self.drop_copy_held(held, (number, version, part))?;

@@ -57,7 +57,7 @@ impl Node {
         let mut ahead = file.copying.lock();
         file.copies_wanted.fetch_sub(1, Ordering::AcqRel);
         // A file that nobody has open any more is as it was closed.
-        self.load(&Context::DAEMON, file)?;
+        self.residency.load(&Context::DAEMON, file)?;
         let ahead = ahead.take();
         let changed = file.changed_from.swap(u64::MAX, Ordering::AcqRel);
         let made = self.make_since(cluster, file, level, (changed, ahead));

@@ -275,7 +275,7 @@ impl Node {
     /// Whether the backing store lacks bytes of a file that are here.
     fn is_unsaved(&self, record: &Record, file: &FileRef) -> bool {
         let without_bytes = || record.dirty || record.backing.fingerprint.is_none();
-        let resident = self.residents.get(file.ino.0);
+        let resident = self.residency.residents.get(file.ino.0);
         resident.map_or_else(without_bytes, |resident| resident.dirty)
             || matches!(file.location.read().base, Underlay::Spill(_))
     }
@@ -320,7 +320,7 @@ impl Node {
             Outcome::Impossible => {
                 tracing::debug!(ino = %file.ino, ?level, "too few nodes take copies: written back at once");
                 self.metrics.written_through.inc();
-                self.settle(file)?;
+                self.residency.settle(file)?;
                 self.reconcile_open(file)
             }
         }
@@ -354,7 +354,7 @@ impl Node {
             waiting.under_way.push((ino.0, since));
             since
         };
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         let level = self.level_of(ino).unwrap_or(Level::Copies(1));
         let made = self.make_safe(cluster, &file, level);
         let failed = made.err().filter(|_| self.needs_copies(&file));

@@ -112,7 +112,7 @@ impl Node {
         if !able || !self.expel(cluster, owner)? {
             return Ok(false);
         }
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         let mut location = file.location.write();
         if self.meta.get_now(ino)?.owner != Some(owner) {
             return Ok(true);
@@ -124,14 +124,14 @@ impl Node {
         tracing::info!(%ino, %owner, size = copies.size, "a file of a node that is gone was taken over");
         self.metrics.taken_over.inc();
         location.loaded = false;
-        self.look_up(&file, &mut location)?;
+        self.residency.look_up(&file, &mut location)?;
         file.count_write();
         let holders = copies.without(cluster.me.node);
         let after = Copies { writer: cluster.me, holders, ..copies.clone() };
         drop(location);
         let level = self.level_of(ino);
         cluster.safety.note(cluster.me.node, &file, &after, (false, level));
-        self.written_back_in(ino);
+        self.residency.written_back_in(ino);
         Ok(true)
     }
 
@@ -176,12 +176,12 @@ impl Node {
         let place = location.place.take();
         self.pages_replaced(file);
         (location.base, location.loaded) = (Underlay::backing(), false);
-        let Some(resident) = self.residents.get(file.ino.0) else { return Ok(()) };
+        let Some(resident) = self.residency.residents.get(file.ino.0) else { return Ok(()) };
         match resident.dirty {
             true => drop(self.move_aside(&cluster.safety.held, file.ino, resident.tier)?),
-            false => self.tiers[usize::from(resident.tier)].tier.remove(file.ino.0)?,
+            false => self.residency.tiers[usize::from(resident.tier)].tier.remove(file.ino.0)?,
         }
-        self.forget_resident(file.ino, place.as_ref());
+        self.residency.forget_resident(file.ino, place.as_ref());
         Ok(())
     }
 
@@ -238,14 +238,15 @@ impl Node {
         (tier, charged): (u8, u64),
         path: &std::path::Path,
     ) -> Result<Resident> {
-        let slot = &self.tiers[usize::from(tier)];
+        let slot = &self.residency.tiers[usize::from(tier)];
         // What does not count of it goes: it was sent and never acknowledged.
         let file = std::fs::OpenOptions::new().write(true).open(path)?;
         file.set_len(copies.size)?;
         file.sync_all()?;
         drop(file);
         let ino = record.ino;
-        let object = slot.tier.adopt(ino.0, path, &self.header_for(record, true, true))?;
+        let object =
+            slot.tier.adopt(ino.0, path, &self.residency.header_for(record, true, true))?;
         object.set_times(None, Some(record.attr.mtime))?;
         slot.tier.sync_dir(ino.0)?;
         let real = object.allocated_bytes()?;
@@ -254,14 +255,14 @@ impl Node {
             false => slot.room.give(charged - real),
         }
         let resident = Resident { tier, whole: true, dirty: true, charged: real };
-        self.residents.set(ino.0, resident);
+        self.residency.residents.set(ino.0, resident);
         let name = ino;
-        self.decide_later(Event::Resident {
+        self.residency.decide_later(Event::Resident {
             object: name,
             tier: unit::Tier(tier),
             bytes: unit::Bytes(real),
         });
-        self.decide_later(Event::Dirty { object: name });
+        self.residency.decide_later(Event::Dirty { object: name });
         Ok(resident)
     }
 
@@ -272,7 +273,7 @@ impl Node {
         cluster: &Cluster,
         file: &FileRef,
     ) -> Result<()> {
-        let dirty = || self.residents.get(file.ino.0).filter(|resident| resident.dirty);
+        let dirty = || self.residency.residents.get(file.ino.0).filter(|resident| resident.dirty);
         if dirty().is_none() {
             return Ok(());
         }
@@ -289,7 +290,7 @@ impl Node {
         let place = location.place.take();
         self.pages_replaced(file);
         let to = self.move_aside(&cluster.safety.held, file.ino, resident.tier)?;
-        self.forget_resident(file.ino, place.as_ref());
+        self.residency.forget_resident(file.ino, place.as_ref());
         (location.base, location.loaded) = (Underlay::backing(), false);
         self.meta.forget_taken(file.ino)?;
         tracing::warn!(ino = %file.ino, kept = %to.display(), "another node has taken a file over: what this one had of it does not count any more, and is kept aside");

@@ -62,10 +62,10 @@ impl Node {
     /// `ESTALE`: see [`Node::takes_newer_version`]. [`NodeError::RestGone`] of a file that has changes
     /// here: nothing newer can be taken over then, and its write-back finds the conflict.
     pub(crate) fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         for _ in 0..MAX_LOOKS {
             let record = self.meta.get(ino)?;
-            let is_changed_here = record.differs() || self.is_unsettled(ino);
+            let is_changed_here = record.differs() || self.residency.is_unsettled(ino);
             let found = opened.stat()?;
             if is_changed_here && record.backing.fingerprint.is_none() {
                 // Of a file in conflict, for which it is held: none of the store's versions is its own,
@@ -97,7 +97,8 @@ impl Node {
     /// As [`Node::check_known_version`]; what the backing store says.
     pub(crate) fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         let record = self.meta.get(ino)?;
-        let is_changed_here = !self.is_clustered() && (record.differs() || self.is_unsettled(ino));
+        let is_changed_here =
+            !self.is_clustered() && (record.differs() || self.residency.is_unsettled(ino));
         if is_changed_here && !has_version(&record) {
             return Err(self.found_rest_gone(ino));
         }
@@ -113,7 +114,7 @@ impl Node {
             if !is_own(&now, &found) {
                 return Err(self.found_rest_gone(ino));
             }
-            self.files.get(ino).saw_below(found.fingerprint());
+            self.residency.files.get(ino).saw_below(found.fingerprint());
             return Ok(opened);
         }
         self.check_version(ino, &*opened)?;
@@ -147,6 +148,7 @@ impl Node {
             return Ok(());
         }
         let checked = self
+            .residency
             .opened_base(file, opened)
             .and_then(|base| self.check_known_version(file.ino, &*base));
         match checked {
@@ -296,10 +298,10 @@ impl Node {
             if is_file {
                 self.copy_is_stale(ino);
             }
-            match self.meta.refresh(ino, found, &|ino| self.is_unsettled(ino))? {
+            match self.meta.refresh(ino, found, &|ino| self.residency.is_unsettled(ino))? {
                 Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
                 Refreshed::Updated(now) => {
-                    self.forget_object(ino, is_file);
+                    self.residency.forget_object(ino, is_file);
                     now
                 }
             }
@@ -328,7 +330,7 @@ impl Node {
             name,
             ino,
             clock::wall_time(),
-            &|ino| self.is_unsettled(ino),
+            &|ino| self.residency.is_unsettled(ino),
             &mut |ino| removed.push(ino),
         )?;
         self.after_vanishing(removed, vanished)?;
@@ -339,12 +341,12 @@ impl Node {
     /// What stood in a directory of the backing store went with it, or is the others' now.
     pub(crate) fn take_away_below(&self, dir: Ino) -> Result<()> {
         let mut removed = Vec::new();
-        let unsettled = |ino| self.is_unsettled(ino);
+        let unsettled = |ino| self.residency.is_unsettled(ino);
         let now = clock::wall_time();
         let vanished = self.meta.emptied(dir, now, &unsettled, &mut |ino| removed.push(ino))?;
         self.after_vanishing(removed, vanished)?;
         self.drop_handle(dir);
-        self.forget_object(dir, true);
+        self.residency.forget_object(dir, true);
         Ok(())
     }
 
@@ -354,11 +356,11 @@ impl Node {
             self.imports.directories.expire(ino);
             self.imports.files.expire(ino);
             self.copy_is_stale(ino);
-            self.forget_object(ino, true);
+            self.residency.forget_object(ino, true);
         }
         for ino in vanished.kept {
             self.drop_handle(ino);
-            self.settle_if_unsettled(ino)?;
+            self.residency.settle_if_unsettled(ino)?;
             self.reconcile_later(ino, NAMES_DELAY);
         }
         Ok(())
@@ -613,7 +615,7 @@ impl Node {
         self.drop_handle(record.ino);
         self.refresh_directory(record.ino, found.clone())?;
         self.imports.directories.expire(record.ino);
-        self.forget_object(record.ino, false);
+        self.residency.forget_object(record.ino, false);
         Ok(true)
     }
 

@@ -404,7 +404,9 @@ impl Node {
 
     /// Drops the handles on the way to an inode, and its own, that are stale; says whether one was.
     pub(crate) fn drops_stale_handles(&self, record: &Record) -> bool {
-        if !record.is_directory() && self.drops_stale_base(&self.files.get(record.ino)) {
+        if !record.is_directory()
+            && self.residency.drops_stale_base(&self.residency.files.get(record.ino))
+        {
             return true;
         }
         let links = record.links.iter().chain(record.backing.links.iter());

@@ -249,8 +249,9 @@ impl Node {
         let job = move || {
             if let Some(node) = this.upgrade() {
                 node.imports.in_flight.unannounce(dir);
-                let listed =
-                    node.attempt(BackgroundKind::Listing, dir.0, || node.list_directory(dir));
+                let listed = node
+                    .defects
+                    .attempt(BackgroundKind::Listing, dir.0, || node.list_directory(dir));
                 if let Some(Err(error)) = listed {
                     tracing::debug!(%dir, %error, "a directory was not listed in the background");
                 }

@@ -24,7 +24,7 @@ impl Node {
     ) -> Result<Step> {
         let has_bytes = work.record.dirty || work.record.spilled;
         if !has_bytes && work.record.attr.size > 0 {
-            if self.settle_if_unsettled(work.ino())? {
+            if self.residency.settle_if_unsettled(work.ino())? {
                 return Err(NodeError::Busy);
             }
             return self.lost(work);

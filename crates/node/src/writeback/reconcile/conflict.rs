@@ -205,8 +205,8 @@ impl Node {
         if !is_changed || record.backing.fingerprint.is_none() {
             return Ok(BOTH);
         }
-        let file = self.files.get(record.ino);
-        if let Err(error) = self.load(&Context::DAEMON, &file) {
+        let file = self.residency.files.get(record.ino);
+        if let Err(error) = self.residency.load(&Context::DAEMON, &file) {
             tracing::warn!(ino = %record.ino, %error, "what is here of a file can't be looked at");
             return Ok(BOTH);
         }
@@ -214,9 +214,12 @@ impl Node {
         let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
         let looked = match &location.base {
             Underlay::Backing(opened) if partial => self
+                .residency
                 .opened_base(&file, opened)
                 .and_then(|base| self.check_version(record.ino, &*base)),
-            Underlay::Spill(spill) if !spill.is_complete() => self.check_below(&file, spill),
+            Underlay::Spill(spill) if !spill.is_complete() => {
+                self.residency.check_below(&file, spill)
+            }
             _ => return Ok(BOTH),
         };
         drop(location);
@@ -225,7 +228,7 @@ impl Node {
             // When others are written, it can be held: until then the name stays its own.
             Ok(()) => Err(NodeError::Busy),
             Err(NodeError::RestGone) => {
-                self.give_up_rest(&file);
+                self.residency.give_up_rest(&file);
                 Ok(REST_GONE)
             }
             Err(error) => Err(error),

@@ -47,7 +47,7 @@ impl Node {
         if let Some(stub) = self.stub() {
             return stub.is_open(ino);
         }
-        self.is_open(ino)
+        self.residency.is_open(ino)
     }
 
     pub(super) fn flush_bytes(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
@@ -75,15 +75,15 @@ impl Node {
         if self.stub().is_some() {
             return;
         }
-        if self.residents.get(ino.0).is_none() {
+        if self.residency.residents.get(ino.0).is_none() {
             return;
         }
-        let file = self.files.get(ino);
+        let file = self.residency.files.get(ino);
         file.below_has_other_times(&before, after);
-        let noted = self.load(&Context::DAEMON, &file).and_then(|()| {
+        let noted = self.residency.load(&Context::DAEMON, &file).and_then(|()| {
             let location = file.location.read();
             let Some(place) = &location.place else { return Ok(()) };
-            self.edit_header(place, |header| {
+            self.residency.edit_header(place, |header| {
                 if header.base.is_some_and(|base| base.same_content(&before)) {
                     header.base = Some(after);
                 }
@@ -103,14 +103,14 @@ impl Node {
         if self.stub().is_some() {
             return Ok(());
         }
-        if !self.is_unsettled(ino) {
+        if !self.residency.is_unsettled(ino) {
             return Ok(());
         }
-        let file = self.files.get(ino);
-        self.load(&Context::DAEMON, &file)?;
+        let file = self.residency.files.get(ino);
+        self.residency.load(&Context::DAEMON, &file)?;
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
-        self.edit_header(place, |header| {
+        self.residency.edit_header(place, |header| {
             header.pending = Some(version);
             Ok(())
         })?;
@@ -123,7 +123,7 @@ impl Node {
         if let Some(stub) = self.stub() {
             return stub.drop_copy(ino);
         }
-        self.drop_copy(ino);
+        self.residency.drop_copy(ino);
     }
 
     pub(super) fn discard(&self, ino: Ino) {
@@ -131,7 +131,7 @@ impl Node {
         if let Some(stub) = self.stub() {
             return stub.discard(ino);
         }
-        self.discard_data(ino);
+        self.residency.discard_data(ino);
     }
 
     /// Bytes that are to be written to the backing store.
@@ -147,10 +147,10 @@ impl Node {
             0 => Vec::new(),
             _ => self.meta.orphans().unwrap_or_default(),
         };
-        let removed = orphans.iter().filter_map(|ino| self.residents.get(ino.0));
+        let removed = orphans.iter().filter_map(|ino| self.residency.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
         let (_, spilled) = self.spilled_files();
-        self.dirty_bytes().saturating_sub(removed) + spilled
+        self.residency.dirty_bytes().saturating_sub(removed) + spilled
     }
 
     /// Lets go of removed files that no program uses and that have bytes here which nobody will write;
@@ -160,18 +160,20 @@ impl Node {
         if self.stub().is_some() {
             return Kept::default();
         }
-        self.discard_removed();
+        self.residency.discard_removed();
         let mut dirty = Vec::new();
-        self.residents.for_each(|ino, resident| dirty.extend(resident.dirty.then_some(Ino(ino))));
+        self.residency
+            .residents
+            .for_each(|ino, resident| dirty.extend(resident.dirty.then_some(Ino(ino))));
         let mut kept = Kept::default();
         for ino in dirty.into_iter().filter(|ino| self.is_removed(*ino)) {
-            if !self.is_open(ino) {
+            if !self.residency.is_open(ino) {
                 // Its last close is at it, or was by another daemon, which has died.
-                self.last_close(&self.files.get(ino));
+                self.last_close(&self.residency.files.get(ino));
             }
-            if self.residents.get(ino.0).is_some() {
+            if self.residency.residents.get(ino.0).is_some() {
                 kept.files += 1;
-                kept.open += u64::from(self.is_open(ino));
+                kept.open += u64::from(self.residency.is_open(ino));
             }
         }
         kept
@@ -188,9 +190,9 @@ impl Node {
 
     /// Files without a name that programs here have open, and whose bytes are dirty.
     fn orphans_in_use(&self) -> Vec<Ino> {
-        let mut inos = self.files.in_use();
+        let mut inos = self.residency.files.in_use();
         inos.retain(|ino| {
-            self.residents.get(ino.0).is_some_and(|found| found.dirty)
+            self.residency.residents.get(ino.0).is_some_and(|found| found.dirty)
                 && self.meta.get(*ino).is_ok_and(|record| record.orphan)
         });
         inos

@@ -224,8 +224,8 @@ impl Node {
     ) -> Result<Remaining> {
         let _alone = self.reconciler.queue.pause();
         self.let_go_of_replaced();
-        self.discard_removed();
-        let _unsettled = self.settle_all(until);
+        self.residency.discard_removed();
+        let _unsettled = self.residency.settle_all(until);
         let mut sweep = Sweep::new(self, until, progress);
         let swept = sweep.run(|node, sweep| {
             let mut after = Seq(0);
@@ -238,7 +238,7 @@ impl Node {
                     match node.known(ino)? {
                         Some(record) if node.keeps_hidden(&record) => kept += 1,
                         // No waiting helps; it remains.
-                        Some(_) if node.troubles.is_lost(ino) => {}
+                        Some(_) if node.residency.troubles.is_lost(ino) => {}
                         Some(_) if !sweep.over() => sweep.add(ino),
                         Some(_) => {}
                         None => node.doubt_place(ino),
@@ -249,7 +249,7 @@ impl Node {
                 }
             }
         });
-        self.drop_spills(until);
+        self.residency.drop_spills(until);
         Ok(swept?.0)
     }
 
@@ -261,7 +261,7 @@ impl Node {
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Synced> {
-        let _unsettled = self.settle_all(until);
+        let _unsettled = self.residency.settle_all(until);
         let mut elsewhere = 0;
         let mut sweep = Sweep::new(self, until, progress);
         let (left, end) = sweep.run(|node, sweep| {

@@ -139,6 +139,21 @@ impl Node {
         self.reconcile_until(ino, &|| false)
     }
 
+    /// Writes a file back before its copy goes, for `forebay evict`; false if a program has it open, so
+    /// that the copy stays.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn write_back_unused(&self, ino: Ino) -> Result<bool> {
+        let file = self.residency.files.get(ino);
+        if file.is_open() {
+            return Ok(false);
+        }
+        // It may be mapped still.
+        self.reconcile_open(&file)?;
+        Ok(true)
+    }
+
     /// As [`Node::reconcile`], for a file whose caller has it open: what was written before the
     /// call is enough. A file that can still be written never counts as equal, but a flush that
     /// began after the call has all that the caller means.
@@ -151,7 +166,7 @@ impl Node {
     /// enough.
     pub(crate) fn reconcile_as_it_is(&self, ino: Ino) -> Result<()> {
         // Also of a file that is only mapped any more.
-        self.reconcile_open(&self.files.get(ino))
+        self.reconcile_open(&self.residency.files.get(ino))
     }
 
     fn reconcile_until(&self, ino: Ino, enough: &dyn Fn() -> bool) -> Result<()> {
@@ -285,7 +300,7 @@ impl Node {
     /// Brings one inode in line whose parents stand in place.
     fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
         self.pace();
-        if self.is_set_aside(BackgroundKind::WriteBack, ino.0) {
+        if self.defects.is_set_aside(BackgroundKind::WriteBack, ino.0) {
             return Err(NodeError::SetAside { ino: ino.0 });
         }
         let _in_hand = defects::begin(BackgroundKind::WriteBack, ino.0);
@@ -407,7 +422,7 @@ impl Node {
     /// What a failure is called, and what can be done about it.
     fn told_failure(&self, error: &NodeError) -> String {
         let on_a_tier = |path: &std::path::Path| {
-            self.tiers.iter().any(|slot| path.starts_with(slot.tier.path()))
+            self.residency.tiers.iter().any(|slot| path.starts_with(slot.tier.path()))
         };
         match error {
             NodeError::Store(StoreError::Io { operation: "read", path, source })

@@ -229,7 +229,7 @@ impl Node {
                 return false;
             }
             let paused = state.paused > 0;
-            let room = if paused || self.is_cautious() {
+            let room = if paused || self.defects.is_cautious() {
                 0
             } else {
                 (2 * threads).saturating_sub(state.running)

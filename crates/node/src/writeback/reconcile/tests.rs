@@ -160,47 +160,23 @@ fn node_on(
     let steward = StewardConfig::new(vec![TierConfig::new(Bytes(1 << 20))], "lru");
     let stub: OnceLock<Arc<dyn Stub>> = OnceLock::new();
     stub.set(contents.clone()).unwrap_or_else(|_| unreachable!("it was empty"));
-    Arc::new_cyclic(|this| Node {
-        slow: Pool::new(4, 1000),
-        flushers: Pool::new(config.flush_threads, 1000),
-        config,
-        meta,
-        tiers: Vec::new(),
-        backing,
-        files: Arc::default(),
-        residents: Default::default(),
-        moved: Default::default(),
-        troubles: Default::default(),
-        removals: Default::default(),
-        upkeep: Default::default(),
-        defects: std::collections::HashSet::new(),
-        accesses: Default::default(),
-        given_up: Default::default(),
-        spills_noted: Default::default(),
-        handles: crate::requests::handle::Handles::new(0),
-        steward: Mutex::new(Steward::new(&steward).expect("a sound configuration")),
-        put_off: Mutex::default(),
-        hints: Default::default(),
-        fetches: Default::default(),
-        tracer: Default::default(),
-        patterns: Default::default(),
-        event_log: None,
-        started: Instant::now(),
-        imports: Default::default(),
-        reconciler: super::Reconciler { stub, ..Default::default() },
-        copies: forebay_store::copy::Limits::plain(forebay_store::copy::Priority::Demand),
-        written_back: Default::default(),
-        names: Default::default(),
-        busiest: Default::default(),
-        metrics: Default::default(),
-        kernel: OnceLock::new(),
-        stopping: Default::default(),
-        this: this.clone(),
-        streams: None,
-        cluster: None,
-        threads: Mutex::default(),
-        state_dir: PathBuf::new(),
-        store: Default::default(),
+    let config = Arc::new(config);
+    Arc::new_cyclic(|this: &std::sync::Weak<Node>| {
+        let given = crate::residency::Given {
+            slow: Arc::new(Pool::new(4, 1000)),
+            config: config.clone(),
+            meta: Arc::new(meta),
+            backing,
+            defects: Arc::new(crate::defects::Defects::known_from(None)),
+            state_dir: PathBuf::new(),
+            peers: Box::new(crate::residency::seams::NoPeers),
+            above: Box::new(crate::seams::Upper(this.clone())),
+            cold: None,
+        };
+        let steward = Steward::new(&steward).expect("a sound configuration");
+        let residency = crate::residency::Residency::new(given, Vec::new(), (steward, None), false);
+        let reconciler = super::Reconciler { stub, ..Default::default() };
+        Node::of(this, residency, (None, None), (reconciler, 0, Default::default()))
     })
 }
 

@@ -404,6 +404,7 @@ impl<'a> Batch<'a> {
         for dir in dirs.into_keys() {
             let settled = self
                 .node
+                .defects
                 .attempt(BackgroundKind::WriteBack, dir, || self.node.settle_directory(Ino(dir)));
             if let Some(Err(error)) = settled {
                 failed.get_or_insert(error);
@@ -411,16 +412,19 @@ impl<'a> Batch<'a> {
         }
         drop(finished);
         for link in std::mem::take(&mut self.foreign) {
-            let imported = self.node.attempt(BackgroundKind::Listing, link.parent.0, || {
-                self.node.import_foreign(&link)
-            });
+            let imported =
+                self.node.defects.attempt(BackgroundKind::Listing, link.parent.0, || {
+                    self.node.import_foreign(&link)
+                });
             if let Some(Err(error)) = imported {
                 tracing::debug!(%error, "what others made is imported later");
             }
         }
         for ino in std::mem::take(&mut self.theirs) {
-            let taken =
-                self.node.attempt(BackgroundKind::WriteBack, ino.0, || self.node.take_theirs(ino));
+            let taken = self
+                .node
+                .defects
+                .attempt(BackgroundKind::WriteBack, ino.0, || self.node.take_theirs(ino));
             if let Some(Err(error)) = taken {
                 tracing::debug!(%ino, %error, "what others made is taken over later");
             }

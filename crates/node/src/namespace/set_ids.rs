@@ -1,0 +1,122 @@
+//! Set-id bits and capabilities, which a write by somebody without privilege takes away: also one that
+//! the kernel makes without the daemon.
+
+use std::sync::atomic::Ordering;
+
+use forebay_meta::{Queue, Record};
+use forebay_types::{FileKind, Ino, Timestamp};
+
+use crate::clock;
+use crate::context::Context;
+use crate::error::Result;
+use crate::namespace::perm_after_write;
+use crate::node::Node;
+use crate::requests::handle::OpenMode;
+use crate::residency::data::CLOCK_STEP;
+use crate::residency::files::{File, is_privileged};
+
+impl Node {
+    /// A file's mode or owner were set.
+    pub(crate) fn attributes_changed(&self, record: &Record) {
+        if record.attr.kind != FileKind::Regular {
+            return;
+        }
+        // Also while no tier has any of its bytes.
+        let file = self.residency.files.peek(record.ino);
+        if let Some(file) = &file {
+            file.attribute_changes.fetch_add(1, Ordering::SeqCst);
+            file.privileged.store(is_privileged(record), Ordering::SeqCst);
+        }
+        if let Some(file) = &file {
+            self.watch_set_ids(file, is_privileged(record));
+        }
+    }
+
+    /// The setuid and setgid bits and file capabilities go when somebody without privilege writes.
+    pub(crate) fn drop_privileges(&self, context: &Context, file: &File) -> Result<()> {
+        if !file.privileged.load(Ordering::Relaxed) || context.uid == 0 {
+            return Ok(());
+        }
+        let record = self.meta.get(file.ino)?;
+        if perm_after_write(context, &record.attr) == record.attr.perm {
+            // Set-group-id without group execute, and the caller is of the group: others may follow.
+            return Ok(());
+        }
+        let now = clock::wall_time();
+        let record = self.meta.update(file.ino, Some(now), |record| {
+            record.attr.perm = perm_after_write(context, &record.attr);
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        })?;
+        if record.xattrs == forebay_meta::XattrState::Some {
+            match self.meta.xattr_remove(file.ino, b"security.capability", now) {
+                Ok(_) | Err(forebay_meta::Error::NoXattr) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
+        self.residency.forget_object(file.ino, false);
+        Ok(())
+    }
+
+    /// Programs have a file open that the kernel writes for them without the daemon, so that nobody hears
+    /// of the write that takes new set-id bits away. It shows in the object, which is noted as it is.
+    fn watch_set_ids(&self, file: &File, privileged: bool) {
+        let unheard = |fh: &u64| {
+            self.handles.get(*fh).is_some_and(|handle| {
+                let passes = matches!(handle.mode, OpenMode::Passthrough { .. });
+                handle.write && passes && !handle.keeps_set_ids
+            })
+        };
+        let object = || {
+            let resident = self.residency.residents.get(file.ino.0)?;
+            self.residency.tiers[usize::from(resident.tier)].tier.open(file.ino.0).ok()
+        };
+        let writers = privileged.then(|| file.opens.lock().handles.iter().any(unheard));
+        let since = match writers.unwrap_or_default().then(object).flatten() {
+            None => None,
+            Some(object) => {
+                // Whatever is written from here on has another time, also by a coarse clock.
+                if object.stat().is_ok_and(|stat| is_fresh(stat.mtime)) {
+                    std::thread::sleep(CLOCK_STEP);
+                }
+                object.stat().ok().map(|stat| (stat.size, stat.mtime))
+            }
+        };
+        *file.set_ids_since.lock() = since;
+    }
+
+    /// As after a change of the mode, of a file whose open handles were another daemon's.
+    pub(crate) fn watch_taken_over(&self, ino: Ino) {
+        if let Some(file) =
+            self.residency.files.peek(ino).filter(|file| file.privileged.load(Ordering::SeqCst))
+        {
+            self.watch_set_ids(&file, true);
+        }
+    }
+
+    /// Takes set-id bits away if the kernel has written a file without the daemon since they were set.
+    pub(crate) fn look_for_lost_set_ids(&self, file: &File) {
+        if file.set_ids_since.lock().is_none() {
+            return;
+        }
+        let Some(resident) = self.residency.residents.get(file.ino.0) else { return };
+        let tier = &self.residency.tiers[usize::from(resident.tier)].tier;
+        let stat = tier.open(file.ino.0).and_then(|object| object.stat());
+        if stat.is_ok_and(|stat| file.has_lost_set_ids(&stat)) {
+            match self.kill_set_ids(&Context::DAEMON, file.ino) {
+                Ok(()) => *file.set_ids_since.lock() = None,
+                Err(error) => {
+                    tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
+                }
+            }
+        }
+    }
+}
+
+/// Whether something that happens now may have the same time as what happened then.
+fn is_fresh(then: Timestamp) -> bool {
+    let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+    let age = nanos(clock::wall_time()) - nanos(then);
+    age < i128::try_from(CLOCK_STEP.as_nanos()).unwrap_or(0)
+}

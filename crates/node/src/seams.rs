@@ -1,0 +1,181 @@
+//! How residency reaches the node that stands on it. Nothing is decided here.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use forebay_meta::{Fingerprint, Link, Record};
+use forebay_store::backing::Dir;
+use forebay_store::{Attributes, BackingFile, Header};
+use forebay_types::Ino;
+
+use crate::cluster::peer_cache::{Deliver, SharedCopy};
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+use crate::residency::data_location::{DataLocation, TierObject};
+use crate::residency::fetch::FetchMode;
+use crate::residency::files::{File, FileRef};
+use crate::residency::residents::Resident;
+use crate::residency::seams::{Above, NoPeers, Peers};
+
+/// The node, which lives as long as anybody asks.
+pub(crate) struct Upper(pub(crate) Weak<Node>);
+
+impl Upper {
+    fn node(&self) -> Result<Arc<Node>> {
+        self.0.upgrade().ok_or(NodeError::ShuttingDown)
+    }
+}
+
+impl Peers for Upper {
+    fn is_clustered(&self) -> bool {
+        true
+    }
+
+    fn is_elsewhere(&self, record: &Record) -> bool {
+        self.node().map_or_else(|_| NoPeers.is_elsewhere(record), |node| node.is_elsewhere(record))
+    }
+
+    fn may_have_written(&self, record: &Record) -> bool {
+        self.node().is_ok_and(|node| node.may_have_written(record))
+    }
+
+    fn adopt_copy(&self, record: &Record) -> Result<Option<Resident>> {
+        self.node()?.adopt_copy(record)
+    }
+
+    fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
+        self.node()?.check_version(ino, opened)
+    }
+
+    fn pages_published(&self, ino: Ino, version: Fingerprint) {
+        if let Ok(node) = self.node() {
+            node.pages_published(ino, version);
+        }
+    }
+
+    fn shared(&self, ino: Ino, print: &Fingerprint, unit: u64) -> Option<SharedCopy> {
+        self.node().ok()?.shared(ino, print, unit)
+    }
+
+    fn fetch_from_peers(
+        &self,
+        shared: &SharedCopy,
+        backing: &dyn BackingFile,
+        indexes: &[u64],
+        deliver: Deliver<'_>,
+    ) -> Result<bool> {
+        self.node()?.fetch_from_peers(shared, backing, indexes, deliver)
+    }
+
+    fn fill_shared(&self, file: &FileRef, range: Range<u64>, mode: FetchMode<'_>) -> Result<bool> {
+        self.node()?.fill_shared(file, range, mode)
+    }
+
+    fn announce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
+        if let Ok(node) = self.node() {
+            node.announce(shared, indexes);
+        }
+    }
+
+    fn renounce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
+        if let Ok(node) = self.node() {
+            node.renounce(shared, indexes);
+        }
+    }
+}
+
+impl Above for Upper {
+    fn reconcile_later(&self, ino: Ino, delay: Duration) {
+        if let Ok(node) = self.node() {
+            node.reconcile_later(ino, delay);
+        }
+    }
+
+    fn want(&self, ino: Ino) {
+        if let Ok(node) = self.node() {
+            node.reconciler.wanted.lock().insert(ino.0);
+        }
+    }
+
+    fn is_wanted(&self, ino: Ino) -> bool {
+        self.node().is_ok_and(|node| node.reconciler.wanted.lock().contains(&ino.0))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.node().map_or(true, |node| node.reconciler_is_idle())
+    }
+
+    fn backing_dir(&self, dir: Ino) -> Result<Dir> {
+        self.node()?.backing_dir(dir)
+    }
+
+    fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
+        self.node()?.open_version(ino)
+    }
+
+    fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
+        self.node()?.open_known_version(ino)
+    }
+
+    fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
+        self.node()?.check_known_version(ino, opened)
+    }
+
+    fn check_rest_below(
+        &self,
+        file: &File,
+        location: &DataLocation,
+        place: &TierObject,
+    ) -> Result<()> {
+        self.node()?.check_rest_below(file, location, place)
+    }
+
+    fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
+        self.node().is_ok_and(|node| node.takes_newer_version(file, error))
+    }
+
+    fn found_at_start(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
+        self.node()?.found_at_start(record, link)
+    }
+
+    fn published_meanwhile(&self, record: &Record, header: &Header) -> Result<Option<Fingerprint>> {
+        self.node()?.published_meanwhile(record, header)
+    }
+
+    fn forget_half_written(&self, ino: Ino) -> Result<()> {
+        self.node()?.forget_half_written(ino)
+    }
+
+    fn keep_open(&self, file: &FileRef) -> bool {
+        self.node().is_ok_and(|node| node.keep_open(file))
+    }
+
+    fn hold_opened_rest(&self, file: &FileRef, location: &DataLocation) {
+        if let Ok(node) = self.node() {
+            node.hold_opened_rest(file, location);
+        }
+    }
+
+    fn let_go_of_rest(&self, ino: Ino) {
+        if let Ok(node) = self.node() {
+            node.let_go_of_rest(ino);
+        }
+    }
+
+    fn note_rest_gone(&self, ino: Ino) {
+        if let Ok(node) = self.node() {
+            node.note_rest_gone(ino);
+        }
+    }
+
+    fn forget_rest_gone(&self, ino: Ino) -> bool {
+        self.node().is_ok_and(|node| node.forget_rest_gone(ino))
+    }
+
+    fn look_for_lost_set_ids_later(&self, ino: Ino) {
+        if let Ok(node) = self.node() {
+            node.later(move |node| node.look_for_lost_set_ids(&node.residency.files.get(ino)));
+        }
+    }
+}
