@@ -15,7 +15,7 @@ use forebay_meta::{
 };
 use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, Throttled};
-use forebay_store::{DirBacking, StoreIdentity, Tier, TierLock};
+use forebay_store::{DirBacking, StoreIdentity, Tier};
 use parking_lot::Mutex;
 
 use crate::cluster::{self, Cluster, Membership};
@@ -32,7 +32,7 @@ use crate::requests::handle::Handles;
 use crate::requests::hints::Hints;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};
-use crate::residency::{Given, Residency};
+use crate::residency::{Given, Residency, TierSlot};
 use crate::seams::Upper;
 use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
@@ -40,16 +40,6 @@ use crate::writeback::import::Imports;
 use crate::writeback::reconcile::Reconciler;
 use crate::writeback::restamp::Moved;
 use crate::writeback::upkeep::Step;
-
-/// One tier in use.
-pub struct TierSlot {
-    /// The tier.
-    pub tier: Arc<dyn Tier>,
-    /// Its room.
-    pub room: Room,
-    pub(crate) health: crate::residency::failed::Health,
-    lock: Mutex<Option<TierLock>>,
-}
 
 /// A node: one mount's namespace, tiers, backing store and workers.
 pub struct Node {
@@ -424,11 +414,6 @@ impl Node {
         }
     }
 
-    /// Whether the tiers are this node's still.
-    pub(crate) fn has_tiers(&self) -> bool {
-        self.residency.tiers.iter().all(|slot| slot.lock.lock().is_some())
-    }
-
     /// Ends all work that is in hand and makes the state durable. What is not in the backing store
     /// stays on the tiers for the next start. Waits at most `limit`; says whether all ended. What did
     /// not is logged.
@@ -482,7 +467,7 @@ impl Node {
             self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end(ended))
         {
             tracing::error!(%error, "the state may not survive a reboot");
-        } else if self.has_tiers()
+        } else if self.residency.has_tiers()
             && let Err(error) = self.note_members_at_end(ended)
         {
             tracing::warn!(%error, "the tiers count as having files that the backing store lacks");

@@ -21,7 +21,8 @@ use crate::cluster;
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::mounts_below;
-use crate::node::{METADATA, Node, TierSlot};
+use crate::node::{METADATA, Node};
+use crate::residency::TierSlot;
 
 /// Name of the file in the state directory and in each tier.
 pub(crate) const FILE: &str = "members";

@@ -14,9 +14,9 @@ use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::node::TierSlot;
 use crate::pool::Urgency;
 use crate::residency::Residency;
+use crate::residency::TierSlot;
 use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.

@@ -14,7 +14,7 @@ use forebay_core::steward::{Action, Steward};
 use forebay_meta::{MetaStore, Record};
 use forebay_store::backing::BackingStore;
 use forebay_store::copy::{Gate, Limits, Priority, Progress};
-use forebay_store::{BackingFile, Bytes};
+use forebay_store::{BackingFile, Bytes, Tier, TierLock};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
@@ -24,7 +24,6 @@ use crate::defects::Defects;
 use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::metrics::{Metrics, RefusalReason};
-use crate::node::TierSlot;
 use crate::pool::Pool;
 use crate::trace::EventLog;
 
@@ -49,6 +48,16 @@ pub(crate) mod shares;
 pub(crate) mod spill;
 pub(crate) mod synced;
 pub(crate) mod unwritten;
+
+/// One tier in use.
+pub struct TierSlot {
+    /// The tier.
+    pub tier: Arc<dyn Tier>,
+    /// Its room.
+    pub room: room::Room,
+    pub(crate) health: failed::Health,
+    pub(crate) lock: Mutex<Option<TierLock>>,
+}
 
 /// Copies that nobody waits for stand back this long at most for those that somebody waits for.
 const GATE_WAIT: Duration = Duration::from_millis(100);
@@ -153,6 +162,11 @@ impl Residency {
             },
             written_back: Arc::default(),
         })
+    }
+
+    /// Whether the tiers are this daemon's still.
+    pub(crate) fn has_tiers(&self) -> bool {
+        self.tiers.iter().all(|slot| slot.lock.lock().is_some())
     }
 
     /// A record as this node may use it: what another node has not written back is not there.

@@ -226,7 +226,7 @@ impl Node {
 
     /// What is mounted below the backing store's root has to be there at the next start as well.
     fn look_after_mounts_below(&self) {
-        if self.has_tiers()
+        if self.residency.has_tiers()
             && let Err(error) = self.note_new_mounts()
         {
             tracing::debug!(%error, "can't note what is mounted below the backing store");
