@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_node::{
     Coherence, FileKind, Ino, NodeConfig, OpenMode, Opened, SetAttr, SetTime, Stat, Timestamp,
-    Writeback,
+    WritebackPolicy,
 };
 use fusewire::{Attr, Entry, OpenOutFlags};
 
@@ -39,7 +39,7 @@ impl CachePolicy {
         };
         // Other nodes are shown at a close what was written.
         let locks = config.cluster.is_some();
-        let through = config.writeback == Writeback::Through || locks;
+        let through = config.writeback == WritebackPolicy::Through || locks;
         CachePolicy { attr_valid, entry_valid, shared: locks, through, locks }
     }
 
@@ -206,7 +206,11 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    fn opened(mode: OpenMode, flags: i32, writeback: Writeback) -> (OpenOutFlags, Option<u32>) {
+    fn opened(
+        mode: OpenMode,
+        flags: i32,
+        writeback: WritebackPolicy,
+    ) -> (OpenOutFlags, Option<u32>) {
         let mut config = NodeConfig::new(PathBuf::from("/b"), Vec::new());
         config.writeback = writeback;
         let cache_policy = CachePolicy::new(&config);
@@ -226,7 +230,7 @@ mod tests {
 
     #[test]
     fn opened_in_each_mode_then_flags_as_the_kernel_accepts_them() {
-        let later = Writeback::OnEviction;
+        let later = WritebackPolicy::OnEviction;
         let read = libc::O_RDONLY;
         let flush_free = OpenOutFlags::NOFLUSH;
         let table = [
@@ -249,7 +253,7 @@ mod tests {
 
     #[test]
     fn opened_when_writing_through_then_close_flushes() {
-        let through = Writeback::Through;
+        let through = WritebackPolicy::Through;
         let (flags, _) = opened(OpenMode::Direct, libc::O_WRONLY, through);
         assert!(!flags.contains(OpenOutFlags::NOFLUSH));
         let (flags, _) = opened(OpenMode::Direct, libc::O_RDONLY, through);

@@ -18,7 +18,7 @@ pub struct TierConfig {
 
 /// When a written file is copied to the backing store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writeback {
+pub enum WritebackPolicy {
     /// This long after its last close.
     After(Duration),
     /// At the last close, in the background.
@@ -127,7 +127,7 @@ pub struct NodeConfig {
     /// The replacement policy by name.
     pub policy: String,
     /// When written files go to the backing store.
-    pub writeback: Writeback,
+    pub writeback: WritebackPolicy,
     /// What `fsync` promises.
     pub durability: Durability,
     /// Which opens bypass the daemon.
@@ -187,7 +187,7 @@ impl NodeConfig {
             tiers,
             state_dir: None,
             policy: "s3fifo".into(),
-            writeback: Writeback::After(Duration::from_secs(5)),
+            writeback: WritebackPolicy::After(Duration::from_secs(5)),
             durability: Durability::Local,
             passthrough: Passthrough::Read,
             read_only: false,

@@ -43,7 +43,7 @@ pub use cluster::{
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
-    Writeback,
+    WritebackPolicy,
 };
 pub use context::Context;
 pub use defects::{BackgroundKind, BackgroundWork, SetAsideWork, background_work_in_hand};
@@ -96,3 +96,4 @@ pub const ONLINE_POLICIES: &[&str] = &[
     "min",
     "min-whole",
 ];
+pub use writeback::Writeback;

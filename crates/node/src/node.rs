@@ -36,9 +36,9 @@ use crate::residency::{Given, Residency, TierSlot};
 use crate::seams::Upper;
 use crate::stream::Streams;
 use crate::trace::{EventLog, Tracer};
-use crate::writeback::import::Imports;
+use crate::writeback::Writeback;
 use crate::writeback::reconcile::Reconciler;
-use crate::writeback::restamp::Moved;
+use crate::writeback::seams::{AboveWriteback, AllRights, WorkRights};
 use crate::writeback::upkeep::Step;
 
 /// A node: one mount's namespace, tiers, backing store and workers.
@@ -48,8 +48,8 @@ pub struct Node {
     pub(crate) backing: Arc<dyn BackingStore>,
     /// Where the bytes of files are.
     pub(crate) residency: Arc<Residency>,
-    pub(crate) moved: Moved,
-    pub(crate) upkeep: crate::writeback::upkeep::Upkeep,
+    /// What is brought to the backing store, and what is known of it.
+    pub(crate) writeback: Arc<Writeback>,
     /// What ended earlier daemons and is not tried again.
     pub(crate) defects: Arc<Defects>,
     pub(crate) given_up: Arc<crate::context::GivenUp>,
@@ -62,10 +62,6 @@ pub struct Node {
     pub(crate) patterns: crate::patterns::Recorder,
     /// Threads that wait for slow devices.
     pub(crate) slow: Arc<Pool>,
-    /// Threads that bring the backing store in line.
-    pub(crate) flushers: Pool,
-    pub(crate) imports: Imports,
-    pub(crate) reconciler: Reconciler,
     pub(crate) names: Namespace,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) busiest: crate::busiest::Busiest,
@@ -73,7 +69,8 @@ pub struct Node {
     pub(crate) stopping: Arc<AtomicBool>,
     /// This node, for the jobs that it hands to its pools.
     pub(crate) this: Weak<Node>,
-    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Those of write-back among them.
+    pub(crate) threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
     /// Its streams, if it serves any.
     pub(crate) streams: Option<Arc<Streams>>,
     /// Its part in a cluster, if it is in one.
@@ -190,7 +187,7 @@ impl Node {
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
         let expected = Expected::of(&backing)?;
         let node = Self::build(config, (tiers, &expected), backing, None)?;
-        node.import_root()?;
+        node.writeback.import_root()?;
         Ok(node)
     }
 
@@ -216,23 +213,23 @@ impl Node {
     fn begin(self: &Arc<Self>, handed_over: Option<&HandOverState>) -> Result<()> {
         self.note_members(false)?;
         self.start_heartbeat();
-        self.import_root()?;
+        self.writeback.import_root()?;
         match handed_over {
             None => {
                 self.recover(&HashSet::new())?;
-                self.look_at_a_replaced_root()?;
+                self.writeback.look_at_a_replaced_root()?;
             }
             Some(handed_over) => self.resume(handed_over)?,
         }
         self.tell_set_aside_work();
         if !self.config.read_only {
-            self.look_at_rights();
-            self.look_at_names();
+            self.writeback.look_at_rights();
+            self.writeback.look_at_names();
         }
-        self.note_all_moved();
-        self.take_up_written_entries()?;
-        self.take_up_rest_gone()?;
-        self.start_reconciler();
+        self.writeback.note_all_moved();
+        self.writeback.take_up_written_entries()?;
+        self.writeback.take_up_rest_gone()?;
+        self.writeback.start_reconciler();
         self.start_ticker();
         self.start_peers()?;
         self.start_cluster_life();
@@ -290,20 +287,25 @@ impl Node {
                 cold: streams.clone().map(|streams| streams as Arc<dyn ColdReads>),
             };
             let residency = Residency::new(given, tiers, (steward, event_log), spills_noted);
-            Node::of(this, residency, (streams, cluster), (reconciler, generation, store))
+            let rights: Box<dyn WorkRights> = match cluster.is_some() {
+                true => Box::new(Upper(this.clone())),
+                false => Box::new(AllRights),
+            };
+            let above = (rights, Box::new(Upper(this.clone())) as Box<dyn AboveWriteback>);
+            let writeback = Writeback::new(residency, reconciler, store, above);
+            Node::of(this, writeback, (streams, cluster), generation)
         }))
     }
 
     /// A node that has done nothing yet.
     pub(crate) fn of(
         this: &Weak<Node>,
-        residency: Arc<Residency>,
+        writeback: Arc<Writeback>,
         (streams, cluster): (Option<Arc<Streams>>, Option<Cluster>),
-        (reconciler, generation, store): (Reconciler, u16, StoreIdentity),
+        generation: u16,
     ) -> Node {
+        let residency = writeback.residency.clone();
         Node {
-            moved: Moved::default(),
-            upkeep: crate::writeback::upkeep::Upkeep::default(),
             defects: residency.defects.clone(),
             given_up: residency.given_up.clone(),
             handles: Handles::new(generation),
@@ -311,24 +313,22 @@ impl Node {
             tracer: Tracer::default(),
             patterns: Default::default(),
             slow: residency.slow.clone(),
-            flushers: Pool::new(residency.config.flush_threads, 1024),
-            imports: Imports::default(),
-            reconciler,
             names: Namespace::default(),
             metrics: residency.metrics.clone(),
             busiest: Default::default(),
             kernel: residency.kernel.clone(),
             stopping: residency.stopping.clone(),
             this: this.clone(),
-            threads: Mutex::default(),
+            threads: writeback.threads.clone(),
             streams,
             cluster,
-            store,
+            store: writeback.store.clone(),
             state_dir: residency.state_dir.clone(),
             config: residency.config.clone(),
             meta: residency.meta.clone(),
             backing: residency.backing.clone(),
             residency,
+            writeback,
         }
     }
 
@@ -350,6 +350,11 @@ impl Node {
     /// Where the bytes of files are.
     pub fn residency(&self) -> &Residency {
         &self.residency
+    }
+
+    /// What is brought to the backing store, and what is known of it.
+    pub fn writeback(&self) -> &Writeback {
+        &self.writeback
     }
 
     /// Runs `job` on a thread that may wait; false if the pool is full or closed.
@@ -374,7 +379,7 @@ impl Node {
 
     /// A thread that lets the steward see time pass.
     pub(crate) fn start_ticker(self: &Arc<Self>) {
-        self.note_backing_place();
+        self.writeback.note_backing_place();
         let this = self.this.clone();
         let ticker = thread::Builder::new().name("steward".into()).spawn(move || {
             let mut switches = 0;
@@ -386,11 +391,11 @@ impl Node {
                 node.log_switches(&mut switches);
                 node.residency.perform_put_off();
                 node.residency.drop_spills_later();
-                node.upkeep_now_and_then();
+                node.writeback.upkeep_now_and_then();
                 node.expire_hints();
                 node.expire_listings();
-                if node.moved.is_due() {
-                    node.later(|node| node.keep_up(Step::Restamp));
+                if node.writeback.moved.is_due() {
+                    node.later(|node| node.writeback.keep_up(Step::Restamp));
                 }
                 if let Some(log) = &node.residency.event_log {
                     log.write_out();
@@ -427,15 +432,15 @@ impl Node {
             streams.stop();
         }
         let unsettled = self.residency.settle_all(until);
-        self.restamp_moved();
+        self.writeback.restamp_moved();
         // While the reconciler can still take away what they had spilled.
         self.residency.discard_removed();
         self.stopping.store(true, Ordering::Release);
-        self.stop_reconciler();
+        self.writeback.stop_reconciler();
         self.residency.discard_removed();
         self.residency.write_accesses();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let mut ended = self.flushers.close(left(until)) & self.slow.close(left(until));
+        let mut ended = self.writeback.flushers.close(left(until)) & self.slow.close(left(until));
         ended &= self.streams.as_ref().is_none_or(|streams| streams.readers().close(left(until)));
         ended &= self.cluster.as_ref().is_none_or(|cluster| cluster.close(left(until)));
         for handle in self.threads.lock().drain(..) {

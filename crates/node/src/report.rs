@@ -76,7 +76,7 @@ pub struct LongWork {
 }
 
 /// Files looked at for those that are dirty longest; more are only counted.
-const LOOKED_AT: usize = 2000;
+pub(crate) const LOOKED_AT: usize = 2000;
 
 /// Seconds since the last change of what is in the backlog. What is not there yet is being written
 /// right now.
@@ -156,7 +156,7 @@ impl Node {
         metrics.resident_files.set(signed(objects));
         metrics.dirty_bytes.set(signed(dirty_bytes));
         metrics.dirty_files.set(signed(dirty_files));
-        metrics.backlog_entries.set(signed(self.backlog_len()));
+        metrics.backlog_entries.set(signed(self.writeback.backlog_len()));
         let (dirty, backlog) = self.oldest();
         metrics.dirty_oldest_seconds.set(signed(dirty));
         metrics.backlog_oldest_seconds.set(signed(backlog));
@@ -164,7 +164,7 @@ impl Node {
         metrics.pool_queued.of(Queue::Demand).set(queued);
         let background = signed(self.slow.queued_as(Urgency::Background) as u64);
         metrics.pool_queued.of(Queue::Background).set(background);
-        let flushing = signed(self.flushers.queued() as u64);
+        let flushing = signed(self.writeback.flushers.queued() as u64);
         metrics.pool_queued.of(Queue::WriteBack).set(flushing);
         self.count_hints();
         let mut text = metrics.render();
@@ -264,23 +264,10 @@ impl Node {
                 age_s,
                 last_error: match self.residency.troubles.is_lost(record.ino) {
                     true => Some(crate::error::NodeError::Lost.to_string()),
-                    false => self.write_error(record.ino),
+                    false => self.writeback.write_error(record.ino),
                 },
             })
             .collect()
-    }
-
-    /// The files whose bytes lie in spill files and on no tier, and how many bytes these are.
-    pub fn spilled_files(&self) -> (u64, u64) {
-        if !self.residency.spills_noted.load(std::sync::atomic::Ordering::Acquire) {
-            return (0, 0);
-        }
-        let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default().into_iter();
-        let records = backlog.filter_map(|(_, ino)| self.meta.get(ino).ok());
-        let spilled = records.filter(|record| {
-            record.spilled && !record.links.is_empty() && !self.residency.is_unsettled(record.ino)
-        });
-        spilled.fold((0, 0), |(files, bytes), record| (files + 1, bytes + record.attr.size))
     }
 
     /// The files that programs opened most often lately, busiest first.
@@ -299,6 +286,7 @@ impl Node {
     /// Work on the backing store that has been under way for at least `least`, longest first.
     pub fn long_work(&self, least: Duration) -> Vec<LongWork> {
         let mut work: Vec<_> = self
+            .writeback
             .owned_since()
             .into_iter()
             .filter(|(_, since)| *since >= least)

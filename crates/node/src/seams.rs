@@ -1,8 +1,8 @@
-//! How residency reaches the node that stands on it. Nothing is decided here.
+//! How residency and write-back reach the node that stands on them. Nothing is decided here.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::{Fingerprint, Link, Record};
 use forebay_store::backing::Dir;
@@ -10,13 +10,15 @@ use forebay_store::{Attributes, BackingFile, Header};
 use forebay_types::Ino;
 
 use crate::cluster::peer_cache::{Deliver, SharedCopy};
+use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::residency::data_location::{DataLocation, TierObject};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
 use crate::residency::residents::Resident;
-use crate::residency::seams::{Above, NoPeers, Peers};
+use crate::residency::seams::{AboveResidency, NoPeers, Peers};
+use crate::writeback::seams::{AboveWriteback, WorkRights};
 
 /// The node, which lives as long as anybody asks.
 pub(crate) struct Upper(pub(crate) Weak<Node>);
@@ -42,10 +44,6 @@ impl Peers for Upper {
 
     fn adopt_copy(&self, record: &Record) -> Result<Option<Resident>> {
         self.node()?.adopt_copy(record)
-    }
-
-    fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        self.node()?.check_version(ino, opened)
     }
 
     fn pages_published(&self, ino: Ino, version: Fingerprint) {
@@ -85,41 +83,41 @@ impl Peers for Upper {
     }
 }
 
-impl Above for Upper {
+impl AboveResidency for Upper {
     fn reconcile_later(&self, ino: Ino, delay: Duration) {
         if let Ok(node) = self.node() {
-            node.reconcile_later(ino, delay);
+            node.writeback.reconcile_later(ino, delay);
         }
     }
 
     fn want(&self, ino: Ino) {
         if let Ok(node) = self.node() {
-            node.reconciler.wanted.lock().insert(ino.0);
+            node.writeback.reconciler.wanted.lock().insert(ino.0);
         }
     }
 
     fn is_wanted(&self, ino: Ino) -> bool {
-        self.node().is_ok_and(|node| node.reconciler.wanted.lock().contains(&ino.0))
+        self.node().is_ok_and(|node| node.writeback.reconciler.wanted.lock().contains(&ino.0))
     }
 
     fn is_idle(&self) -> bool {
-        self.node().map_or(true, |node| node.reconciler_is_idle())
+        self.node().map_or(true, |node| node.writeback.reconciler_is_idle())
     }
 
     fn backing_dir(&self, dir: Ino) -> Result<Dir> {
-        self.node()?.backing_dir(dir)
+        self.node()?.writeback.backing_dir(dir)
     }
 
     fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
-        self.node()?.open_version(ino)
+        self.node()?.writeback.open_version(ino)
     }
 
     fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
-        self.node()?.open_known_version(ino)
+        self.node()?.writeback.open_known_version(ino)
     }
 
     fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        self.node()?.check_known_version(ino, opened)
+        self.node()?.writeback.check_known_version(ino, opened)
     }
 
     fn check_rest_below(
@@ -128,11 +126,11 @@ impl Above for Upper {
         location: &DataLocation,
         place: &TierObject,
     ) -> Result<()> {
-        self.node()?.check_rest_below(file, location, place)
+        self.node()?.writeback.check_rest_below(file, location, place)
     }
 
     fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
-        self.node().is_ok_and(|node| node.takes_newer_version(file, error))
+        self.node().is_ok_and(|node| node.writeback.takes_newer_version(file, error))
     }
 
     fn found_at_start(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
@@ -144,38 +142,105 @@ impl Above for Upper {
     }
 
     fn forget_half_written(&self, ino: Ino) -> Result<()> {
-        self.node()?.forget_half_written(ino)
+        self.node()?.writeback.forget_half_written(ino)
     }
 
     fn keep_open(&self, file: &FileRef) -> bool {
-        self.node().is_ok_and(|node| node.keep_open(file))
+        self.node().is_ok_and(|node| node.writeback.keep_open(file))
     }
 
     fn hold_opened_rest(&self, file: &FileRef, location: &DataLocation) {
         if let Ok(node) = self.node() {
-            node.hold_opened_rest(file, location);
+            node.writeback.hold_opened_rest(file, location);
         }
     }
 
     fn let_go_of_rest(&self, ino: Ino) {
         if let Ok(node) = self.node() {
-            node.let_go_of_rest(ino);
+            node.writeback.let_go_of_rest(ino);
         }
     }
 
     fn note_rest_gone(&self, ino: Ino) {
         if let Ok(node) = self.node() {
-            node.note_rest_gone(ino);
+            node.writeback.note_rest_gone(ino);
         }
     }
 
     fn forget_rest_gone(&self, ino: Ino) -> bool {
-        self.node().is_ok_and(|node| node.forget_rest_gone(ino))
+        self.node().is_ok_and(|node| node.writeback.forget_rest_gone(ino))
     }
 
     fn look_for_lost_set_ids_later(&self, ino: Ino) {
         if let Ok(node) = self.node() {
             node.later(move |node| node.look_for_lost_set_ids(&node.residency.files.get(ino)));
         }
+    }
+}
+
+impl WorkRights for Upper {
+    fn begin_work(&self, ino: Ino, until: Instant) -> bool {
+        self.node().is_ok_and(|node| node.begin_work(ino, until))
+    }
+
+    fn end_work(&self, ino: Ino) {
+        if let Ok(node) = self.node() {
+            node.end_work(ino);
+        }
+    }
+
+    fn may_change_store(&self) -> Result<()> {
+        self.node()?.may_change_store()
+    }
+
+    fn is_others_work(&self, record: &Record) -> bool {
+        self.node().map_or(true, |node| node.is_others_work(record))
+    }
+
+    fn is_left_orphan(&self, record: &Record) -> bool {
+        self.node().is_ok_and(|node| node.is_left_orphan(record))
+    }
+
+    fn let_go_of_owned(&self, record: &Record) -> Result<bool> {
+        self.node()?.let_go_of_owned(record)
+    }
+
+    fn list_before_removal(&self, record: &Record) -> Result<()> {
+        self.node()?.list_before_removal(record)
+    }
+
+    fn doubt_place(&self, ino: Ino) {
+        if let Ok(node) = self.node() {
+            node.doubt_place(ino);
+        }
+    }
+}
+
+impl AboveWriteback for Upper {
+    fn known_xattrs(&self, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let node = self.node()?;
+        node.with_known_xattrs(&Context::DAEMON, ino, |_| Ok(node.meta.xattr_all(ino)?))
+    }
+
+    fn last_close(&self, file: &FileRef) {
+        if let Ok(node) = self.node() {
+            node.last_close(file);
+        }
+    }
+
+    fn let_go_of_replaced(&self) {
+        if let Ok(node) = self.node() {
+            node.let_go_of_replaced();
+        }
+    }
+
+    fn refresh_statfs(&self) {
+        if let Ok(node) = self.node() {
+            node.try_to_refresh_statfs();
+        }
+    }
+
+    fn note_new_mounts(&self) -> Result<()> {
+        self.node()?.note_new_mounts()
     }
 }

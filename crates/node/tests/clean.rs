@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use forebay_node::{Ino, SetAttr, SetTime, Timestamp, Writeback};
+use forebay_node::{Ino, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::Transparent;
 use rig::passing::{Map, PassingRig, Program};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random, same};
@@ -103,7 +103,7 @@ fn store_into_a_mapping_after_the_close_then_reaches_the_backing_store() {
         drop(program);
         // A sync while it is mapped can't leave it clean.
         let until = std::time::Instant::now() + Duration::from_secs(20);
-        rig.node().drain(until, &mut |_| true).unwrap();
+        rig.node().writeback().drain(until, &mut |_| true).unwrap();
         map.store(9000, b"later");
         content[9000..9005].copy_from_slice(b"later");
         drop(map);
@@ -118,7 +118,7 @@ fn store_into_a_mapping_of_a_writer_beside_a_reader_then_reaches_the_backing_sto
         let dir = dir_in(base);
         let rig = Rig::at(dir, &[64 * MIB], Arc::new(Transparent), |config| {
             // No passthrough for who writes, but for mappings beside a reader.
-            config.writeback = Writeback::Through;
+            config.writeback = WritebackPolicy::Through;
         });
         let rig = PassingRig::over(rig);
         put_old(&rig, "file", &content);
@@ -214,7 +214,7 @@ fn times_when_set_on_a_resident_file_then_an_open_to_write_shows_and_keeps_them(
 }
 
 /// Files that are closed and given a time at about the same moment.
-fn close_and_set_times(writeback: Writeback) {
+fn close_and_set_times(writeback: WritebackPolicy) {
     let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |config| config.writeback = writeback);
     let set = |file: u32| Timestamp::new(1_000_000_000 + i64::from(file), file);
     for file in 0..120 {
@@ -241,12 +241,12 @@ fn close_and_set_times(writeback: Writeback) {
 
 #[test]
 fn times_when_set_right_after_a_close_that_is_written_back_then_stay() {
-    close_and_set_times(Writeback::OnClose);
+    close_and_set_times(WritebackPolicy::OnClose);
 }
 
 #[test]
 fn times_when_set_right_after_a_close_that_is_written_through_then_stay() {
-    close_and_set_times(Writeback::Through);
+    close_and_set_times(WritebackPolicy::Through);
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn times_when_set_beside_a_sync_then_stay() {
         scope.spawn(|| {
             while !over.load(std::sync::atomic::Ordering::Acquire) {
                 let until = std::time::Instant::now() + Duration::from_secs(5);
-                rig.node().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+                rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
             }
         });
         for file in 0..150_u32 {
@@ -277,7 +277,7 @@ fn times_when_set_beside_a_sync_then_stay() {
 #[test]
 fn directories_when_synced_beside_a_write_back_then_have_their_times_below() {
     let rig = Rig::new(&[64 * MIB], Arc::new(Transparent), |config| {
-        config.writeback = Writeback::OnClose;
+        config.writeback = WritebackPolicy::OnClose;
     });
     for round in 0..40_u32 {
         let name = format!("d{round}");
@@ -294,7 +294,7 @@ fn directories_when_synced_beside_a_write_back_then_have_their_times_below() {
         set_times(&rig, made.ino, Timestamp::new(1_000_000_000 + i64::from(round), 0));
         std::thread::sleep(Duration::from_micros(u64::from(round) * 300));
         let until = std::time::Instant::now() + Duration::from_secs(10);
-        rig.node().sync_subtree(made.ino, until, &mut |_| true).unwrap();
+        rig.node().writeback().sync_subtree(made.ino, until, &mut |_| true).unwrap();
         assert_eq!(mtime_below(&rig, &name), mtime(&rig, &name), "{name} after its sync");
     }
 }
@@ -456,7 +456,7 @@ impl Work {
             _ => {
                 // Fails for what is in use, which is its right; not for long.
                 let until = std::time::Instant::now() + Duration::from_millis(40);
-                self.rig.node().drain(until, &mut |_| true).unwrap();
+                self.rig.node().writeback().drain(until, &mut |_| true).unwrap();
             }
         }
     }

@@ -265,7 +265,7 @@ fn file_written_back_and_not_reported_when_others_change_it_then_it_is_theirs_an
         rig.write(fh, 100, b"ours");
         rig.node().release(fh);
         fail::cfg("node.clean.after_header", "return").unwrap();
-        drop(rig.node().reconcile(rig.ino("file")));
+        drop(rig.node().writeback().reconcile(rig.ino("file")));
         fail::remove("node.clean.after_header");
         rig.crash();
         let theirs = noise(8, len + 7);
@@ -274,7 +274,7 @@ fn file_written_back_and_not_reported_when_others_change_it_then_it_is_theirs_an
         assert_eq!(read(&rig, "file"), Ok(theirs.clone()), "whole: {whole}");
         rig.drain();
         assert_eq!(rig.plain("file"), theirs);
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 
@@ -322,7 +322,7 @@ fn lost_file_when_it_is_replaced_in_any_way_then_it_is_the_new_one() {
         assert_eq!(read(&rig, "file"), Ok(b"new".to_vec()), "{way}, after a start");
         rig.drain();
         assert_eq!(rig.plain("file"), b"new", "{way}");
-        assert_eq!(rig.node().conflicts().0, 0, "{way}");
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{way}");
     }
 }
 

@@ -6,7 +6,7 @@ mod rig;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, NodeConfig, NodeError, SetAttr, Writeback};
+use forebay_node::{Ino, Node, NodeConfig, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::StoreError;
 use forebay_store::decorators::{Flaky, Operation, Rule, Stuck, Transparent, Verdict};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random, same};
@@ -36,14 +36,14 @@ fn empty_file_of_the_backing_store_when_written_then_its_bytes_are_on_the_tier()
         rig.write(fh, 0, &noise(id, MIB));
         rig.node().release(fh);
         assert!(rig.used() >= before + MIB, "{name} is not on the tier");
-        assert_eq!(rig.node().spilled_files(), (0, 0), "{name} went past the tier");
+        assert_eq!(rig.node().residency().spilled_files(), (0, 0), "{name} went past the tier");
         same(&rig.get(name), &noise(id, MIB), name);
     }
     rig.drain();
     for (id, name) in [(1, "old"), (2, "new")] {
         same(&rig.plain(name), &noise(id, MIB), "in the backing store");
     }
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn empty_file_of_the_backing_store_when_grown_or_allocated_then_on_the_tier() {
     }
     let size = SetAttr { size: Some(MIB), ..SetAttr::default() };
     rig.node().setattr(&CONTEXT, rig.ino("grown"), &size).unwrap();
-    assert_eq!(rig.node().spilled_files(), (0, 0));
+    assert_eq!(rig.node().residency().spilled_files(), (0, 0));
     rig.drain();
     for (name, len) in [("grown", MIB), ("allocated", MIB + 4096), ("zeroed", MIB + 4096)] {
         same(&rig.plain(name), &vec![0; len as usize], name);
@@ -108,7 +108,7 @@ fn existing_file_when_rewritten_on_a_full_tier_then_no_conflict_and_all_bytes() 
     same(&rig.get("old"), &data, "after a crash");
     rig.drain();
     same(&rig.plain("old"), &data, "in the backing store");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
     assert!(rig.node.take().unwrap().stop(Duration::from_secs(5)));
     assert_eq!(rig.left_in_backing(), ["old"], "only the file");
 }
@@ -156,7 +156,7 @@ fn flush_when_the_backing_store_fails_then_it_is_repeated_and_nothing_is_lost() 
     ]);
     for id in 0..10 {
         rig.put(&format!("f{id}"), &noise(id, 100_000 + id));
-        drop(rig.node().reconcile(rig.ino(&format!("f{id}"))));
+        drop(rig.node().writeback().reconcile(rig.ino(&format!("f{id}"))));
     }
     assert!(flaky.faults() > 0);
     flaky.set_rules([]);
@@ -164,7 +164,7 @@ fn flush_when_the_backing_store_fails_then_it_is_repeated_and_nothing_is_lost() 
     for id in 0..10 {
         same(&rig.plain(&format!("f{id}")), &noise(id, 100_000 + id), "in the backing store");
     }
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn pinned_file_when_others_need_room_then_it_stays() {
 
 #[test]
 fn write_on_eviction_when_room_is_needed_then_files_are_written_back() {
-    let change = |config: &mut NodeConfig| config.writeback = Writeback::OnEviction;
+    let change = |config: &mut NodeConfig| config.writeback = WritebackPolicy::OnEviction;
     let rig = Rig::new(&[2 * MIB], Arc::new(Transparent), change);
     for id in 0..8 {
         rig.put(&format!("f{id}"), &noise(id, 300_000));
@@ -370,7 +370,7 @@ impl Work {
                 same(&self.rig.plain(&file.to_string()), model, &what);
             }
         }
-        assert_eq!(self.rig.node().conflicts().0, 0, "after {:#?}", self.log);
+        assert_eq!(self.rig.node().writeback().conflicts().0, 0, "after {:#?}", self.log);
     }
 
     fn close(&mut self, file: usize) {
@@ -406,7 +406,7 @@ impl Work {
             13..15 => {
                 self.log.push(format!("flush {file}"));
                 // Refused while it is open or busy: another time.
-                drop(self.rig.node().reconcile(self.rig.ino(&name)));
+                drop(self.rig.node().writeback().reconcile(self.rig.ino(&name)));
             }
             15 => {
                 self.log.push(format!("evict {file}"));

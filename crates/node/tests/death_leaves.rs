@@ -72,7 +72,7 @@ fn spill_file_when_published_right_before_the_death_then_its_map_goes() {
     rig.node().release(fh);
     assert_eq!(spilled_names(&rig).len(), 2, "a spill file and its map");
     fail::cfg("node.flush.spill_published", "1*return->off").unwrap();
-    assert!(rig.node().reconcile(rig.ino("old")).is_err());
+    assert!(rig.node().writeback().reconcile(rig.ino("old")).is_err());
     fail::remove("node.flush.spill_published");
     rig.crash();
     rig.start();
@@ -80,7 +80,7 @@ fn spill_file_when_published_right_before_the_death_then_its_map_goes() {
     rig.drain();
     same(&rig.plain("old"), &data, "after the drain");
     assert_eq!(spilled_names(&rig).len(), 0);
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -92,12 +92,12 @@ fn file_with_two_names_when_the_death_comes_after_it_was_emptied_below_then_that
     rig.ino("link");
     truncate(&rig, "file", 0);
     fail::cfg("node.flush.in_place_copied", "1*return->off").unwrap();
-    assert!(rig.node().reconcile(rig.ino("file")).is_err());
+    assert!(rig.node().writeback().reconcile(rig.ino("file")).is_err());
     fail::remove("node.flush.in_place_copied");
     assert_eq!(rig.plain("link").len(), 0);
     rig.crash();
     rig.start();
     rig.drain();
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
     assert_eq!(rig.size("link"), 0);
 }

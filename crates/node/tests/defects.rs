@@ -24,7 +24,10 @@ fn start_again(rig: &mut Rig, defects: &[(BackgroundKind, u64)]) {
 }
 
 fn drained(rig: &Rig) -> Remaining {
-    rig.node().drain(Instant::now() + Duration::from_secs(20), &mut |_| true).expect("it works")
+    rig.node()
+        .writeback()
+        .drain(Instant::now() + Duration::from_secs(20), &mut |_| true)
+        .expect("it works")
 }
 
 fn is_here(rig: &Rig, name: &str) -> bool {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_node::{
-    Durability, Ino, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, Writeback,
+    Durability, Ino, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, WritebackPolicy,
 };
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const MEANWHILE: Duration = Duration::from_millis(300);
 
 fn drain(rig: &Rig) -> Remaining {
-    rig.node().drain(Instant::now() + LIMIT, &mut |_| true).unwrap()
+    rig.node().writeback().drain(Instant::now() + LIMIT, &mut |_| true).unwrap()
 }
 
 #[test]
@@ -48,12 +48,12 @@ fn file_that_is_open_and_written_when_its_copy_is_to_go_then_it_stays_at_once() 
     });
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(1, 5000));
-    rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
+    rig.node().writeback().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
     let began = Instant::now();
-    assert!(!rig.node().write_back_unused(rig.ino("file")).unwrap());
+    assert!(!rig.node().writeback().write_back_unused(rig.ino("file")).unwrap());
     assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
     rig.node().release(fh);
-    assert!(rig.node().write_back_unused(rig.ino("file")).unwrap());
+    assert!(rig.node().writeback().write_back_unused(rig.ino("file")).unwrap());
     assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap());
     assert_eq!(rig.get("file"), noise(1, 5000));
 }
@@ -86,13 +86,13 @@ fn drain_when_a_removed_file_stays_open_then_says_that_it_is_in_use() {
     assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
     assert_eq!(rig.plain("stays"), b"written back");
     rig.node().release(fh);
-    assert_eq!((drain(&rig), rig.node().removed_in_use()), (Remaining::default(), 0));
+    assert_eq!((drain(&rig), rig.node().writeback().removed_in_use()), (Remaining::default(), 0));
 }
 
 /// Its entries are written back, which moves its time; then the daemon is gone before that was undone.
 #[test]
 fn directory_when_the_daemon_dies_after_its_entries_were_written_then_it_gets_its_time() {
-    let late = |config: &mut NodeConfig| config.writeback = Writeback::OnEviction;
+    let late = |config: &mut NodeConfig| config.writeback = WritebackPolicy::OnEviction;
     let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), late);
     let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
     rig.put("file", b"bytes");
@@ -101,7 +101,7 @@ fn directory_when_the_daemon_dies_after_its_entries_were_written_then_it_gets_it
     let set = SetAttr { mtime: Some(SetTime::At(then)), ..SetAttr::default() };
     rig.node().setattr(&CONTEXT, dir, &set).unwrap();
     let file = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
-    rig.node().reconcile(file).unwrap();
+    rig.node().writeback().reconcile(file).unwrap();
     rig.crash();
     rig.start();
     rig.drain();

@@ -100,7 +100,7 @@ fn file_written_and_synced_when_others_change_it_meanwhile_then_both_versions_ar
     rig.drain();
     assert_eq!(rig.plain("file"), b"theirs");
     assert!(conflict_copy(&rig) == ours);
-    assert_eq!(rig.node().conflicts().0, 1);
+    assert_eq!(rig.node().writeback().conflicts().0, 1);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_
     let (from, to) = ((Ino::ROOT, &b"file"[..]), (Ino::ROOT, &b"renamed"[..]));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     std::fs::remove_file(rig.backing().join("file")).unwrap();
-    drop(rig.node().reconcile(ino));
+    drop(rig.node().writeback().reconcile(ino));
     assert!(rig.read_all(fh) == ours);
     rig.node().release(fh);
     rig.drain();
@@ -209,14 +209,14 @@ fn file_whose_attributes_are_due_when_others_changed_it_then_it_is_theirs_and_se
     let theirs = noise(7, 20_000);
     std::fs::write(rig.backing().join("file"), &theirs).unwrap();
     let before = std::fs::metadata(rig.backing().join("file")).unwrap();
-    drop(rig.node().reconcile(ino));
+    drop(rig.node().writeback().reconcile(ino));
     rig.drain();
     let after = std::fs::metadata(rig.backing().join("file")).unwrap();
     assert_eq!(after.modified().unwrap(), before.modified().unwrap(), "their time stays");
     assert_eq!(after.permissions().mode() & 0o7777, before.permissions().mode() & 0o7777);
     assert!(rig.get("file") == theirs, "no stale copy is shown");
     assert_eq!(rig.size("file"), 20_000);
-    assert_eq!(rig.node().conflicts().0, 1, "that the attributes were not set is said");
+    assert_eq!(rig.node().writeback().conflicts().0, 1, "that the attributes were not set is said");
     // What is written here now builds upon theirs.
     let fh = rig.open("file", libc::O_RDWR);
     rig.write(fh, 0, b"ours");
@@ -233,7 +233,7 @@ fn file_whose_attributes_are_due_when_others_replaced_it_then_theirs_is_not_touc
     std::fs::write(rig.backing().join("new"), b"theirs").unwrap();
     std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
     let before = std::fs::metadata(rig.backing().join("file")).unwrap();
-    drop(rig.node().reconcile(ino));
+    drop(rig.node().writeback().reconcile(ino));
     rig.drain();
     let after = std::fs::metadata(rig.backing().join("file")).unwrap();
     assert_eq!((after.mode(), after.mtime()), (before.mode(), before.mtime()));
@@ -247,7 +247,7 @@ fn attributes_when_nobody_else_is_there_then_they_are_set() {
     rig.drain();
     let after = std::fs::metadata(rig.backing().join("file")).unwrap();
     assert_eq!((after.mode() & 0o7777, after.mtime()), (0o600, 1_000_000_000));
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 /// A name of ours that never reaches the backing store covers one of others only as long as it is there.
@@ -255,7 +255,7 @@ fn attributes_when_nobody_else_is_there_then_they_are_set() {
 fn file_of_others_under_a_name_that_goes_again_before_it_is_written_then_it_is_shown() {
     let evict = |config: &mut forebay_node::NodeConfig| {
         config.attr_timeout = Duration::ZERO;
-        config.writeback = forebay_node::Writeback::OnEviction;
+        config.writeback = forebay_node::WritebackPolicy::OnEviction;
     };
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), evict);
     // Listings alone: a look-up of a single name asks for that name.
@@ -354,7 +354,7 @@ fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, Stri
     }
     rig.drain();
     assert!(rig.plain("file") == new, "theirs stays");
-    let (count, conflicts) = rig.node().conflicts();
+    let (count, conflicts) = rig.node().writeback().conflicts();
     assert_eq!(count, 1);
     (conflict_copy(&rig), conflicts[0].why.clone().into_owned())
 }
@@ -455,7 +455,7 @@ fn file_changed_in_part_when_others_change_what_lies_below_then_no_read_and_no_w
                 }
             };
             // Whoever comes to it is told once that not all of it is there, and people by a conflict.
-            let (_, conflicts) = rig.node().conflicts();
+            let (_, conflicts) = rig.node().writeback().conflicts();
             let gone =
                 conflicts.iter().any(|conflict| conflict.why.contains("are gone, and zeros"));
             assert_eq!(gone, !is_there, "{what}: {conflicts:?}");
@@ -559,7 +559,7 @@ fn file_that_was_written_here_when_changed_in_place_with_size_and_time_kept_then
         rig.drain();
         assert!(rig.plain("file") == theirs, "{len} bytes");
         assert!(conflict_copy(&rig) == ours, "{len} bytes");
-        assert_eq!(rig.node().conflicts().0, 1);
+        assert_eq!(rig.node().writeback().conflicts().0, 1);
     }
 }
 
@@ -589,14 +589,14 @@ fn files_in_conflict_when_too_many_to_be_held_then_each_waits_and_none_gets_zero
         std::fs::rename(rig.backing().join("new"), rig.backing().join(name)).unwrap();
     }
     let until = std::time::Instant::now() + Duration::from_secs(60);
-    rig.node().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+    rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
     for (file, fh) in opened.into_iter().enumerate() {
         let mut wanted = old.clone();
         wanted[..64 << 10].fill(b'0');
         assert!(rig.read_all(fh) == wanted, "of file {file} is read what it was");
         rig.node().release(fh);
     }
-    let (count, conflicts) = rig.node().conflicts();
+    let (count, conflicts) = rig.node().writeback().conflicts();
     assert_eq!(count, FILES as u64);
     for conflict in conflicts {
         assert!(!conflict.why.contains("zeros"), "{conflict:?}");
@@ -607,7 +607,7 @@ fn files_in_conflict_when_too_many_to_be_held_then_each_waits_and_none_gets_zero
 fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_all_the_same() {
     let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
         config.attr_timeout = Duration::from_secs(60);
-        config.writeback = forebay_node::Writeback::OnEviction;
+        config.writeback = forebay_node::WritebackPolicy::OnEviction;
     });
     std::fs::write(rig.backing().join("file"), vec![b'1'; 3 << 20]).unwrap();
     age(&rig, "file");
@@ -622,7 +622,7 @@ fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_a
     assert!(matches!(read, Err(forebay_node::NodeError::RestGone)), "{read:?}");
     rig.node().release(fh);
     let until = std::time::Instant::now() + Duration::from_secs(30);
-    while rig.node().conflicts().0 == 0 {
+    while rig.node().writeback().conflicts().0 == 0 {
         assert!(std::time::Instant::now() < until, "nobody is told");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -680,5 +680,5 @@ fn store_that_was_made_again_while_unmounted_when_nobody_else_uses_it_then_is_sh
     assert_eq!(read(&rig, "dir", "changed"), "new");
     assert_eq!(read(&rig, "dir", "new"), "new");
     assert_eq!(read(&rig, "", "same"), "new");
-    assert!(rig.node().conflicts().1.is_empty());
+    assert!(rig.node().writeback().conflicts().1.is_empty());
 }

@@ -171,7 +171,10 @@ fn carry_out(rig: &Rig, model: &Model, index: usize, step: Step) {
     match step {
         Step::Write { name, at, len } => write(node, name, at, &noise(index as u64 + 7, len)),
         Step::Drain => {
-            let _left = node.drain(Instant::now() + Duration::from_secs(2), &mut |_| true).unwrap();
+            let _left = node
+                .writeback()
+                .drain(Instant::now() + Duration::from_secs(2), &mut |_| true)
+                .unwrap();
         }
         Step::Truncate { name, .. }
         | Step::Read { name }
@@ -193,7 +196,7 @@ fn carry_out(rig: &Rig, model: &Model, index: usize, step: Step) {
                     rig::same(&data, model.content(name).unwrap(), &format!("step {index}"));
                 }
                 // Later is good enough for both.
-                Step::Flush { .. } => drop(node.reconcile(ino)),
+                Step::Flush { .. } => drop(node.writeback().reconcile(ino)),
                 Step::Evict { .. } => drop(node.residency().evict_file(ino)),
                 Step::Unlink { .. } => node.unlink(&CONTEXT, bytes.0, bytes.1).unwrap(),
                 Step::Rename { to, .. } => {
@@ -274,7 +277,7 @@ fn round(point: &str, skipped: u64, seed: u64) -> bool {
     rig.start();
     let seen = look(&rig, &before, &after, &what);
     rig.drain();
-    assert_eq!(rig.node().conflicts().0, 0, "{what}");
+    assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
     drained(&rig, &seen, &what);
     died
 }

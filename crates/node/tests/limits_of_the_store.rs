@@ -59,13 +59,17 @@ fn rig(by: &Arc<Limited>) -> Rig {
 /// A drain that must not need its time limit.
 fn drain(rig: &Rig) -> Remaining {
     let begun = Instant::now();
-    let left = rig.node().drain(begun + LIMIT, &mut |_| true).unwrap();
-    assert!(begun.elapsed() < LIMIT / 2, "{left:?} {:?}", rig.node().last_backlog_error());
+    let left = rig.node().writeback().drain(begun + LIMIT, &mut |_| true).unwrap();
+    assert!(
+        begun.elapsed() < LIMIT / 2,
+        "{left:?} {:?}",
+        rig.node().writeback().last_backlog_error()
+    );
     left
 }
 
 fn refused(rig: &Rig) -> Vec<String> {
-    let refused = rig.node().refused().into_iter();
+    let refused = rig.node().writeback().refused().into_iter();
     refused.map(|refused| String::from_utf8(refused.path).unwrap()).collect()
 }
 
@@ -141,7 +145,7 @@ fn attribute_that_failed_for_another_reason_when_the_store_is_well_again_then_it
     let rig = rig(&by);
     rig.put("file", b"bytes");
     set_xattr(&rig, "file", 100).unwrap();
-    drop(rig.node().reconcile(rig.ino("file")));
+    drop(rig.node().writeback().reconcile(rig.ino("file")));
     by.lift();
     rig.drain();
     let plain = std::fs::File::open(rig.backing().join("file")).unwrap();
@@ -203,12 +207,20 @@ fn file_with_many_names_when_the_store_has_no_more_links_then_a_sync_tries_once_
         _ => Verdict::Pass,
     });
     rig.node().link(&CONTEXT, ino, Ino::ROOT, b"one more").unwrap();
-    let synced = rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
+    let synced = rig
+        .node()
+        .writeback()
+        .sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true)
+        .unwrap();
     assert!(tries.load(Ordering::Relaxed) < 10, "{tries:?} tries for one name");
     assert!(!synced.complete && !synced.cut_short && synced.failed == 1, "{synced:?}");
     assert!(synced.failures[0].1.contains("Too many links"), "{synced:?}");
     by.lift();
-    let synced = rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
+    let synced = rig
+        .node()
+        .writeback()
+        .sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true)
+        .unwrap();
     assert!(synced.complete && synced.failures.is_empty(), "{synced:?}");
     assert_eq!(rig.plain("one more"), b"bytes");
 }
@@ -322,10 +334,10 @@ fn names_that_differ_in_case_when_the_store_takes_them_for_one_then_the_second_w
     let mut named = refused(&rig);
     named.sort();
     assert_eq!(named, ["DIR", "dir", "rEADME", "readme"]);
-    let why = rig.node().refused();
+    let why = rig.node().writeback().refused();
     let why = &why.iter().find(|refused| refused.path == b"readme").unwrap().error;
     assert!(why.contains("README"), "{why}");
-    assert_eq!(rig.node().conflicts().0, 0, "nobody else has changed anything");
+    assert_eq!(rig.node().writeback().conflicts().0, 0, "nobody else has changed anything");
     assert_eq!((rig.get("README"), rig.get("readme")), (b"first".to_vec(), b"second".to_vec()));
     assert_eq!((rig.plain("README"), rig.plain("fine")), (b"first".to_vec(), b"fine".to_vec()));
     for (old, new) in [("readme", "two"), ("rEADME", "three"), ("dir", "dir2"), ("DIR", "link")] {
@@ -355,7 +367,7 @@ fn name_that_differs_in_case_when_the_other_is_removed_or_the_file_itself_then_i
     let left = drain(&rig);
     assert_eq!(left.entries, left.refused, "{left:?}");
     assert_eq!(rig.get("Readme"), b"second");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
     assert_eq!(rig.left_in_backing(), [".forebay/tmp", "readme"]);
 }
 
@@ -375,7 +387,11 @@ fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_an
             }
             let waiting = refused(&rig);
             assert!(waiting == [second] || !known && waiting == [first], "{waiting:?}");
-            assert_eq!(rig.node().conflicts().0, 0, "{first} {second}: nobody else is there");
+            assert_eq!(
+                rig.node().writeback().conflicts().0,
+                0,
+                "{first} {second}: nobody else is there"
+            );
             let both = (rig.get(first), rig.get(second));
             assert_eq!(both, (b"first".to_vec(), b"the second".to_vec()), "{first} {second}");
             rig.node()
@@ -385,7 +401,10 @@ fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_an
             let left = if left == Remaining::default() { left } else { drain(&rig) };
             assert_eq!(left, Remaining::default(), "{first} {second}");
             assert_eq!(rig.plain("other"), b"the second");
-            assert_eq!((rig.get(first), rig.node().conflicts().0), (b"first".to_vec(), 0));
+            assert_eq!(
+                (rig.get(first), rig.node().writeback().conflicts().0),
+                (b"first".to_vec(), 0)
+            );
         }
     }
 }

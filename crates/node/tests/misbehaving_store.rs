@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NodeError, SetAttr, Writeback};
+use forebay_node::{Ino, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise, random};
@@ -436,7 +436,7 @@ impl Round {
             }
             Step::Flush { name } => {
                 if let Some(ino) = self.find(name) {
-                    drop(node.reconcile(ino));
+                    drop(node.writeback().reconcile(ino));
                 }
             }
             Step::Evict { name } => {
@@ -554,11 +554,22 @@ impl Round {
         }
         let node = self.rig.node();
         let until = Instant::now() + Duration::from_secs(20);
-        let left = node.drain(until, &mut |_| true).unwrap();
+        let left = node.writeback().drain(until, &mut |_| true).unwrap();
         let left = (left.entries, left.bytes);
-        assert_eq!(left, (0, 0), "{}: {:?}", self.what, node.last_backlog_error());
-        assert_eq!(node.conflicts().0, 0, "{}: {:?}", self.what, node.conflicts().1);
-        assert!(node.refused().is_empty(), "{}: {:?}", self.what, node.refused());
+        assert_eq!(left, (0, 0), "{}: {:?}", self.what, node.writeback().last_backlog_error());
+        assert_eq!(
+            node.writeback().conflicts().0,
+            0,
+            "{}: {:?}",
+            self.what,
+            node.writeback().conflicts().1
+        );
+        assert!(
+            node.writeback().refused().is_empty(),
+            "{}: {:?}",
+            self.what,
+            node.writeback().refused()
+        );
         for (name, file) in &self.names {
             let (wanted, mode) = &self.files[*file];
             let plain = self.plain(*name);
@@ -697,7 +708,7 @@ fn tier_with_many_faults_when_well_again_then_the_store_has_what_was_acknowledge
 fn file_whose_tier_fails_at_its_close_when_well_again_then_written_back_by_itself() {
     let tier = Arc::new(Flaky::new(1));
     let mut rig = Rig::unstarted(&[MIB], Arc::new(Transparent), |config| {
-        config.writeback = Writeback::After(Duration::from_millis(10));
+        config.writeback = WritebackPolicy::After(Duration::from_millis(10));
     });
     rig.by_tier = Some(tier.clone());
     rig.start();
@@ -710,7 +721,7 @@ fn file_whose_tier_fails_at_its_close_when_well_again_then_written_back_by_itsel
     tier.set_rules([]);
     let until = Instant::now() + Duration::from_secs(30);
     while rig.plain("file") != b"the next version, which is longer" {
-        assert!(Instant::now() < until, "{:?}", rig.node().last_backlog_error());
+        assert!(Instant::now() < until, "{:?}", rig.node().writeback().last_backlog_error());
         std::thread::sleep(Duration::from_millis(10));
     }
     rig.drain();

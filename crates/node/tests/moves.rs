@@ -107,7 +107,7 @@ fn moved_and_written(published: bool, power_cut: bool) {
     rig::same(&rig.get("file"), &bytes, "after the start");
     rig.drain();
     rig::same(&rig.plain("file"), &bytes, "below");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn move_that_fails_at(point: &str, keeps_rest: bool) {
     rig::same(&rig.get("file"), &bytes, point);
     rig.drain();
     rig::same(&rig.plain("file"), &bytes, point);
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]

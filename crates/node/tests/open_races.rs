@@ -28,7 +28,7 @@ impl Rig {
 
     /// Inodes without a name that count as in use.
     fn orphans(&self) -> u64 {
-        self.node.removed_in_use()
+        self.node.writeback().removed_in_use()
     }
 }
 
@@ -190,5 +190,5 @@ fn file_when_closed_in_the_middle_of_its_removal_then_nothing_stays() {
     });
     fail::remove(point);
     assert_eq!(rig.orphans(), 0);
-    assert_eq!(rig.node.remaining().bytes, 0);
+    assert_eq!(rig.node.writeback().remaining().bytes, 0);
 }

@@ -53,7 +53,7 @@ fn published_file_when_written_past_the_tier_then_its_name_shows_the_old_version
     same(&rig.get("old"), &data, "on the mount after a crash");
     rig.drain();
     same(&rig.plain("old"), &data, "after the drain");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn partly_resident_file_when_written_back_then_its_name_shows_the_old_version_un
     let mut seen = Vec::new();
     std::io::Read::read_to_end(&mut &kept, &mut seen).unwrap();
     same(&seen, &old, "to whoever opened it before");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn spilled_file_when_flushed_and_written_again_then_there_is_no_conflict() {
         truncate(&rig, "old", 700_000);
         data.truncate(700_000);
         // It stays open: the flush leaves it dirty.
-        drop(rig.node().reconcile(rig.ino("old")));
+        drop(rig.node().writeback().reconcile(rig.ino("old")));
         truncate(&rig, "old", 900_000);
         data.resize(900_000, 0);
         rewrite(&rig, fh, &mut data, round + 10, || {});
@@ -103,7 +103,7 @@ fn spilled_file_when_flushed_and_written_again_then_there_is_no_conflict() {
     }
     rig.drain();
     same(&rig.plain("old"), &data, "in the backing store");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn writers_past_the_tier_when_a_drain_runs_beside_them_then_no_byte_is_lost() {
         let drainer = scope.spawn(|| {
             while !over.load(Ordering::Acquire) {
                 let until = Instant::now() + Duration::from_millis(100);
-                rig.node().drain(until, &mut |_| true).unwrap();
+                rig.node().writeback().drain(until, &mut |_| true).unwrap();
             }
         });
         let writers: Vec<_> = (0..3)
@@ -149,7 +149,7 @@ fn writers_past_the_tier_when_a_drain_runs_beside_them_then_no_byte_is_lost() {
     for (id, data) in written.iter().enumerate() {
         same(&rig.plain(&id.to_string()), data, "in the backing store");
     }
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn holes_and_zeros_in_files_past_the_tier_when_made_then_read_so_and_get_there()
         same(&rig.get("old"), &data, "after a crash");
         rig.drain();
         same(&rig.plain("old"), &data, "in the backing store");
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 

@@ -118,7 +118,7 @@ impl Round {
                 node.setattr(&CONTEXT, self.rig.ino("file"), &set).is_ok()
             }
             Step::Flush => {
-                let flushed = node.reconcile(self.rig.ino("file"));
+                let flushed = node.writeback().reconcile(self.rig.ino("file"));
                 self.versions.push(after);
                 // Busy: it is open.
                 return (true, flushed.is_err_and(|error| !matches!(error, NodeError::Busy)));
@@ -223,7 +223,7 @@ fn one_round(point: &str, skipped: u32, dies: bool, links: bool) {
     }
     round.rig.drain();
     same(&round.rig.plain("file"), &round.content, &round.what);
-    assert_eq!(round.rig.node().conflicts().0, 0, "{}", round.what);
+    assert_eq!(round.rig.node().writeback().conflicts().0, 0, "{}", round.what);
     let left: Vec<_> = std::fs::read_dir(round.rig.backing())
         .unwrap()
         .map(|entry| entry.unwrap().file_name())

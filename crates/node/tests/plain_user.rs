@@ -20,8 +20,8 @@ const CONTEXT: Context = Context { uid: USER, gid: USER, pid: 0, may_wait: true,
 
 fn drain(rig: &Rig) {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
-    let left = rig.node().drain(until, &mut |_| true).unwrap();
-    assert_eq!(left, Remaining::default(), "{:?}", rig.node().last_backlog_error());
+    let left = rig.node().writeback().drain(until, &mut |_| true).unwrap();
+    assert_eq!(left, Remaining::default(), "{:?}", rig.node().writeback().last_backlog_error());
 }
 
 fn append(rig: &Rig, name: &str, bytes: &[u8]) {
@@ -69,8 +69,8 @@ fn as_the_user() {
     assert_eq!(made.0.attr.gid, OTHER_GROUP);
     drain(&rig);
     assert_eq!(rig.plain("shared/new"), b"new");
-    assert_eq!(rig.node().conflicts().0, 0);
-    let refused = rig.node().refused();
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+    let refused = rig.node().writeback().refused();
     assert!(refused.is_empty(), "{refused:?}");
     // Nobody but an administrator can have set an owner that the user may not set.
     let set = forebay_node::SetAttr { gid: Some(OTHER_GROUP + 1), ..Default::default() };
@@ -78,7 +78,7 @@ fn as_the_user() {
     append(&rig, "own", b"!");
     drain(&rig);
     assert_eq!(rig.plain("own"), b"own!");
-    assert_eq!(rig.node().refused().len(), 1);
+    assert_eq!(rig.node().writeback().refused().len(), 1);
     assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"own").unwrap().is_some());
     // What it made is looked at by the other user.
     rig.node.take().unwrap().stop(std::time::Duration::from_secs(5));

@@ -189,13 +189,13 @@ fn file_that_is_open_and_synced_when_its_name_was_written_back_empty_then_its_by
         let mut rig = Rig::small(8 * MIB);
         let fh = rig.create("file");
         rig.write(fh, 0, b"the first bytes");
-        rig.node().reconcile(rig.ino("file")).ok();
+        rig.node().writeback().reconcile(rig.ino("file")).ok();
         assert_eq!(rig.plain("file"), b"", "its name is there");
         if set_times {
             let mtime = Some(forebay_node::SetTime::At(forebay_node::Timestamp::new(1_000_000, 5)));
             let set = forebay_node::SetAttr { mtime, ..Default::default() };
             let _set = rig.node().setattr(&CONTEXT, rig.ino("file"), &set).unwrap();
-            rig.node().reconcile(rig.ino("file")).ok();
+            rig.node().writeback().reconcile(rig.ino("file")).ok();
         }
         rig.write(fh, 0, b"THE FIRST");
         rig.node().fsync(&CONTEXT, fh, false).unwrap();
@@ -205,7 +205,7 @@ fn file_that_is_open_and_synced_when_its_name_was_written_back_empty_then_its_by
         assert_eq!(rig.get("file"), b"THE FIRST bytes", "times set: {set_times}");
         rig.drain();
         assert_eq!(rig.plain("file"), b"THE FIRST bytes");
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 
@@ -269,7 +269,7 @@ fn object_when_its_version_was_published_then_clean_only_after_the_name_is_durab
         }
         watch.fails.store(true, Ordering::SeqCst);
         for _ in 0..2 {
-            drop(rig.node().reconcile(rig.ino("file")));
+            drop(rig.node().writeback().reconcile(rig.ino("file")));
             assert_eq!(rig.plain("file")[..7], *b"written", "it was published");
             assert!(is_dirty(&rig.dir.join("tier0")), "known: {known}");
         }
@@ -281,7 +281,7 @@ fn object_when_its_version_was_published_then_clean_only_after_the_name_is_durab
         let seen = watch.dirty.lock().clone();
         assert!(seen.len() > looks, "clean without a sync of the name");
         assert!(seen.iter().all(|dirty| *dirty), "clean before: {seen:?}");
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 
@@ -300,17 +300,17 @@ fn file_that_is_emptied_and_synced_when_its_version_below_gets_other_attributes_
         let bytes = noise(2, 12_288);
         rig.write(fh, 0, &bytes);
         if reconciled_before_sync {
-            rig.node().reconcile(ino).ok();
+            rig.node().writeback().reconcile(ino).ok();
         }
         rig.node().fsync(&CONTEXT, fh, true).unwrap();
-        rig.node().reconcile(ino).ok();
+        rig.node().writeback().reconcile(ino).ok();
         rig.crash();
         std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
         rig.start();
         assert!(rig.get("file") == bytes, "before the sync: {reconciled_before_sync}");
         rig.drain();
         assert!(rig.plain("file") == bytes);
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 
@@ -321,7 +321,7 @@ fn file_that_is_emptied_and_synced_when_its_version_was_not_reported_then_its_by
     rig.put("file", &noise(1, 20_480));
     let ino = rig.ino("file");
     fail::cfg("node.flush.published", "return").unwrap();
-    rig.node().reconcile(ino).ok();
+    rig.node().writeback().reconcile(ino).ok();
     fail::remove("node.flush.published");
     assert_eq!(rig.plain("file").len(), 20_480);
     rig.crash();
@@ -340,7 +340,7 @@ fn file_that_is_emptied_and_synced_when_its_version_was_not_reported_then_its_by
     assert!(rig.get("file") == bytes);
     rig.drain();
     assert!(rig.plain("file") == bytes);
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 /// The objects of the tier.
@@ -500,7 +500,7 @@ fn bytes_when_written_back_and_only_the_header_was_on_the_device_then_they_are_t
         assert!(rig.get("file") == bytes, "written back before: {synced_before}");
         rig.drain();
         assert!(rig.plain("file") == bytes, "written back before: {synced_before}");
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 
@@ -552,7 +552,7 @@ fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newe
             rig.drain();
         } else {
             fail::cfg("node.flush.spill_published", "return").unwrap();
-            rig.node().reconcile(ino).ok();
+            rig.node().writeback().reconcile(ino).ok();
             fail::remove("node.flush.spill_published");
         }
         assert!(rig.plain("spilled") == bytes, "reported: {reported}");
@@ -560,7 +560,7 @@ fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newe
         assert!(rig.get("spilled") == bytes, "reported: {reported}");
         rig.drain();
         assert!(rig.plain("spilled") == bytes, "reported: {reported}");
-        assert_eq!(rig.node().conflicts().0, 0);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
 
@@ -620,7 +620,7 @@ fn part_with_a_new_end_when_written_back_and_the_tier_has_what_was_synced_then_i
     assert!(rig.get("large") == bytes, "what was written back is not shown");
     rig.drain();
     assert!(rig.plain("large") == bytes, "what was written back is not there any more");
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 /// A removal of an object comes to the device with the next sync of a directory.

@@ -61,7 +61,7 @@ fn cut_after(rig: &mut Rig, by: &DownAfter, operation: Operation, ino: Ino, know
         std::fs::hard_link(file, kept).unwrap();
     }
     *by.which.lock() = Some(operation);
-    rig.node().reconcile(ino).ok();
+    rig.node().writeback().reconcile(ino).ok();
     assert!(by.down.load(Ordering::SeqCst), "not asked to {operation:?}");
     rig.crash();
     std::fs::rename(kept, file).unwrap();
@@ -92,7 +92,7 @@ fn replaced_file_when_the_device_fails_before_its_removal_is_durable_then_is_no_
     let ino = rig.ino("other");
     cut_after(&mut rig, &by, Operation::Remove, ino, replaced);
     rig.drain();
-    assert_eq!(rig.node().conflicts().1, []);
+    assert_eq!(rig.node().writeback().conflicts().1, []);
     assert!(rig.plain("file") == noise(2, 12_288));
     assert!(rig.plain("other") == noise(3, 8192));
 }
@@ -115,7 +115,7 @@ fn version_when_the_device_fails_before_its_name_is_durable_then_it_is_published
         let ino = rig.ino("file");
         cut_after(&mut rig, &by, Operation::Commit, ino, known);
         rig.drain();
-        assert_eq!(rig.node().conflicts().1, [], "same file: {same_file}");
+        assert_eq!(rig.node().writeback().conflicts().1, [], "same file: {same_file}");
         assert!(rig.plain("file")[..16_384] == bytes, "same file: {same_file}");
     }
 }
@@ -134,7 +134,7 @@ fn directory_when_the_device_fails_before_its_name_is_durable_then_it_is_made_ag
         rig.node().release(opened.fh);
         cut_after(&mut rig, &by, operation, stat.ino, stat.ino);
         rig.drain();
-        assert_eq!(rig.node().conflicts().1, [], "{operation:?}");
+        assert_eq!(rig.node().writeback().conflicts().1, [], "{operation:?}");
         assert_eq!(rig.plain("dir/in it"), b"bytes", "{operation:?}");
     }
 }

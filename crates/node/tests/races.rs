@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, SetAttr, SetTime, Timestamp, Writeback};
+use forebay_node::{Ino, Node, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -118,7 +118,7 @@ fn write_past_the_tier_when_the_file_is_published_meanwhile_then_nothing_is_cut(
     std::thread::scope(|scope| {
         scope.spawn(|| rig.write(fh, 0, &new));
         held.wait();
-        rig.node().reconcile(rig.ino("file")).unwrap();
+        rig.node().writeback().reconcile(rig.ino("file")).unwrap();
         held.release();
     });
     content[..new.len()].copy_from_slice(&new);
@@ -140,7 +140,7 @@ fn open_when_the_file_is_published_meanwhile_then_all_of_it_is_seen() {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| rig.open("file", libc::O_RDONLY));
         held.wait();
-        rig.node().reconcile(rig.ino("file")).unwrap();
+        rig.node().writeback().reconcile(rig.ino("file")).unwrap();
         held.release();
         let reader = reader.join().unwrap();
         same(&rig.read_all(reader), &content, "as it was opened");
@@ -232,7 +232,7 @@ fn write_that_is_under_way_during_a_flush_in_place_then_reaches_the_backing_stor
         writer.wait();
         let soon = Instant::now() + Duration::from_millis(200);
         // As a whole it stays dirty, for it is open.
-        scope.spawn(move || rig.node().drain(soon, &mut |_| true).unwrap());
+        scope.spawn(move || rig.node().writeback().drain(soon, &mut |_| true).unwrap());
         flush.wait();
         writer.release();
         flush.release();
@@ -258,7 +258,7 @@ fn file_published_before_its_close_is_settled_then_has_its_length() {
     std::thread::scope(|scope| {
         scope.spawn(|| rig.node().release(fh));
         held.wait();
-        rig.node().reconcile(rig.ino("file")).unwrap();
+        rig.node().writeback().reconcile(rig.ino("file")).unwrap();
         held.release();
     });
     assert_eq!(rig.size("file"), 2000);
@@ -290,7 +290,7 @@ fn truncation_that_is_noted_after_a_newer_write_was_published_then_the_file_has_
                 let fh = rig.open("file", libc::O_RDWR);
                 rig.write(fh, 0, new);
                 rig.node().release(fh);
-                rig.node().reconcile(ino).unwrap();
+                rig.node().writeback().reconcile(ino).unwrap();
                 done.send(()).unwrap();
             });
             // It may have to wait for the end of the truncation.
@@ -329,7 +329,7 @@ impl Interceptor for Moving {
             let [from, to] = [&from, &to].map(|name| (Ino::ROOT, name.as_bytes()));
             node.rename(&CONTEXT, from, to, 0).unwrap();
             let moved = node.lookup(&CONTEXT, Ino::ROOT, to.1).unwrap().unwrap();
-            node.reconcile(moved.ino).unwrap();
+            node.writeback().reconcile(moved.ino).unwrap();
             *moves += 1;
         }
         Verdict::Pass
@@ -373,7 +373,7 @@ fn set_time_while_held_at(point: &'static str) {
 
 fn set_time_of_one_held_at(point: &'static str, (tier, len): (u64, u64)) {
     let _one = ONE.lock();
-    let (writeback, tier) = (Writeback::OnClose, [tier]);
+    let (writeback, tier) = (WritebackPolicy::OnClose, [tier]);
     let rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(1, len));
@@ -424,7 +424,7 @@ fn time_that_is_set_of_a_file_that_is_not_reported_when_the_daemon_dies_then_sta
     rig.put("file", &noise(1, 3000));
     let ino = rig.ino("file");
     fail::cfg("node.clean.after_header", "panic").unwrap();
-    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().reconcile(ino));
+    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().writeback().reconcile(ino));
     let died = std::panic::catch_unwind(reconcile).is_err();
     fail::remove("node.clean.after_header");
     assert!(died, "the worker does not come by there");
@@ -452,10 +452,10 @@ fn directory_when_synced_while_a_worker_reports_its_entries_then_has_its_time_be
     let shown = rig.node().getattr(&CONTEXT, made.ino).unwrap().attr.mtime;
     let held = Held::at("node.reconcile.after_report");
     std::thread::scope(|scope| {
-        scope.spawn(|| rig.node().reconcile(opened.0.ino).unwrap());
+        scope.spawn(|| rig.node().writeback().reconcile(opened.0.ino).unwrap());
         held.wait();
         let until = Instant::now() + LIMIT;
-        rig.node().sync_subtree(made.ino, until, &mut |_| true).unwrap();
+        rig.node().writeback().sync_subtree(made.ino, until, &mut |_| true).unwrap();
         let below = std::fs::metadata(rig.backing().join("dir")).unwrap().modified().unwrap();
         held.release();
         let below = below.duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -474,7 +474,7 @@ fn file_published_into_a_new_directory_when_the_daemon_dies_before_the_report_th
 
 fn publish_and_die_at(point: &str) {
     let _one = ONE.lock();
-    let (writeback, tier) = (Writeback::OnEviction, [64 * KIB]);
+    let (writeback, tier) = (WritebackPolicy::OnEviction, [64 * KIB]);
     let mut rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
     let bytes = noise(3, 200_000);
     let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0o022).unwrap();
@@ -483,7 +483,7 @@ fn publish_and_die_at(point: &str) {
     rig.write(opened.1.fh, 0, &bytes);
     rig.node().release(opened.1.fh);
     fail::cfg(point, "panic").unwrap();
-    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().reconcile(opened.0.ino));
+    let reconcile = std::panic::AssertUnwindSafe(|| rig.node().writeback().reconcile(opened.0.ino));
     let died = std::panic::catch_unwind(reconcile).is_err();
     fail::remove(point);
     assert!(died, "the file was not spilled");
@@ -521,7 +521,7 @@ fn file_written_between_its_publication_and_its_report_then_stays_dirty_and_is_w
             std::thread::scope(|scope| {
                 let ino = rig.ino("file");
                 let node = rig.node();
-                scope.spawn(move || drop(node.reconcile(ino)));
+                scope.spawn(move || drop(node.writeback().reconcile(ino)));
                 held.wait();
                 write(&rig, &mut content, 11);
                 held.release();
@@ -559,7 +559,7 @@ fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that
     for kept_open in [false, true] {
         let order = Arc::new(Order::default());
         let mut rig = Rig::unstarted(&[16 * MIB], order.clone(), |config| {
-            config.writeback = Writeback::OnEviction;
+            config.writeback = WritebackPolicy::OnEviction;
         });
         rig.by_tier = Some(order.clone());
         rig.start();
@@ -570,7 +570,7 @@ fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that
         let held = Held::at("node.flush.checked");
         let bytes = noise(2, 20_480);
         std::thread::scope(|scope| {
-            scope.spawn(|| drop(node.reconcile(ino)));
+            scope.spawn(|| drop(node.writeback().reconcile(ino)));
             held.wait();
             let fh = before.unwrap_or_else(open);
             rig.write(fh, 0, &bytes);
@@ -597,7 +597,7 @@ fn times_when_set_while_their_file_is_copied_then_are_those_below() {
     let cases = [("node.flush.publish", 1, 1), ("node.flush.publish", 3, 1)];
     for (point, files, names) in cases.into_iter().chain([("node.flush.in_place_copied", 1, 2)]) {
         let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
-            config.writeback = Writeback::OnEviction;
+            config.writeback = WritebackPolicy::OnEviction;
         });
         let node = rig.node();
         for file in 0..files {
@@ -628,7 +628,9 @@ fn times_when_set_while_their_file_is_copied_then_are_those_below() {
                     }
                     true
                 };
-                node.sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut progress).unwrap();
+                node.writeback()
+                    .sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut progress)
+                    .unwrap();
             });
             arrived.recv_timeout(LIMIT).unwrap();
             scope.spawn(|| node.setattr(&CONTEXT, ino, &set).unwrap());
@@ -652,7 +654,7 @@ fn times_when_set_while_their_file_is_copied_then_are_those_below() {
 fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_written_over() {
     let _one = ONE.lock();
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
-        config.writeback = Writeback::OnEviction;
+        config.writeback = WritebackPolicy::OnEviction;
     });
     let at = |name: &str| rig.backing().join(name);
     std::fs::write(at("file"), vec![b'1'; 3 << 20]).unwrap();
@@ -667,10 +669,13 @@ fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_
     fail::cfg("node.flush.begin", "1*off->pause").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            rig.node().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap()
+            rig.node()
+                .writeback()
+                .sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true)
+                .unwrap()
         });
         let until = Instant::now() + LIMIT;
-        while rig.node().conflicts().0 == 0 && Instant::now() < until {
+        while rig.node().writeback().conflicts().0 == 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         std::fs::write(at("moved"), vec![b'2'; 3 << 20]).unwrap();
@@ -680,7 +685,7 @@ fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_
     });
     rig.node().release(fh);
     rig.drain();
-    let (_, conflicts) = rig.node().conflicts();
+    let (_, conflicts) = rig.node().writeback().conflicts();
     assert!(conflicts.iter().any(|conflict| conflict.why.contains("zeros")), "{conflicts:?}");
     let ours = conflicts.iter().find_map(|conflict| conflict.ours.as_deref()).unwrap();
     let copy = rig.plain(std::str::from_utf8(ours).unwrap());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_node::{CheckRequest, Context, Ino, Node, NodeConfig, TierConfig, Writeback};
+use forebay_node::{CheckRequest, Context, Ino, Node, NodeConfig, TierConfig, WritebackPolicy};
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -24,7 +24,7 @@ impl Rig {
         let tier = TierConfig { dir: dir.join("tier"), size_bytes: 16 << 20 };
         std::fs::create_dir_all(&tier.dir).unwrap();
         let mut config = NodeConfig::new(dir.join("backing"), vec![tier]);
-        config.writeback = Writeback::OnEviction;
+        config.writeback = WritebackPolicy::OnEviction;
         let node = Some(Node::start(config.clone()).unwrap());
         Rig { config, node, dir }
     }
@@ -65,7 +65,7 @@ impl Rig {
     /// The contents of all files, read back.
     fn contents(&self) -> Vec<Vec<u8>> {
         let until = std::time::Instant::now() + Duration::from_secs(20);
-        let left = self.node().drain(until, &mut |_| true).unwrap();
+        let left = self.node().writeback().drain(until, &mut |_| true).unwrap();
         assert_eq!(left.entries, 0);
         let entries = std::fs::read_dir(&self.config.backing).unwrap();
         let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());

@@ -458,10 +458,10 @@ fn file_when_written_back_beside_a_stream_then_in_turns() {
     let turns = || stage.node.streams_report().unwrap().status.turns;
     let before = turns();
     let begun = Instant::now();
-    while stage.node.backlog_len() > 0 {
-        assert!(begun.elapsed() < LIMIT, "{} are left", stage.node.backlog_len());
+    while stage.node.writeback().backlog_len() > 0 {
+        assert!(begun.elapsed() < LIMIT, "{} are left", stage.node.writeback().backlog_len());
         // Somebody else may be at it, or the file may be busy for a moment.
-        let _ = stage.node.reconcile(stage.ino(1));
+        let _ = stage.node.writeback().reconcile(stage.ino(1));
         std::thread::sleep(Duration::from_millis(20));
     }
     // 64 KiB each.

@@ -60,7 +60,7 @@ fn kept(rig: &Rig, left: u64) {
         assert!(rig.plain("file") == noise(1, V1), "drained: {drained}");
         rig.drain();
     }
-    let conflicts = rig.node().conflicts().1;
+    let conflicts = rig.node().writeback().conflicts().1;
     assert_eq!(conflicts.len(), 1, "{conflicts:?}");
     assert_eq!(conflicts[0].path, b"file");
     let beside = String::from_utf8(conflicts[0].kept_as()).unwrap();
@@ -116,7 +116,7 @@ fn new_file_of_which_the_device_has_nothing_when_the_machine_stops_then_it_is_em
     assert!(rig.get("other").is_empty() && rig.get("file") == noise(1, V1));
     rig.drain();
     assert!(rig.plain("other").is_empty());
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn file_moved_over_another_and_written_anew_when_the_machine_stops_then_its_own_
     assert!(rig.get("file") == noise(3, V1));
     rig.drain();
     assert!(rig.plain("file") == noise(3, V1));
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn new_file_without_a_sync_when_the_machine_stops_then_what_is_left_is_there() {
     assert!(rig.get("other") == noise(2, V2)[..4096]);
     rig.drain();
     assert!(rig.plain("other") == noise(2, V2)[..4096]);
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn file_synced_before_it_replaces_another_when_the_machine_stops_then_it_is_publ
     power_cut(&mut rig, 2 * V2, 2 * V2);
     rig.drain();
     assert_eq!(rig.plain("file").len() as u64, 2 * V2);
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 /// Changes of a file that has `V1` bytes in the backing store, the last of which makes them durable;
@@ -228,7 +228,7 @@ fn file_synced_and_made_longer_when_the_machine_stops_then_what_was_synced_is_th
             rig.drain();
         }
         assert!(rig.plain("file") == noise(2, V2), "{how:?}");
-        assert_eq!(rig.node().conflicts().0, 0, "{how:?}");
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{how:?}");
     }
 }
 
@@ -258,7 +258,7 @@ fn copy_made_longer_without_a_sync_when_the_machine_stops_then_there_is_no_confl
     assert!(rig.get("file") == noise(1, V1));
     rig.drain();
     assert!(rig.plain("file") == noise(1, V1));
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn name_that_was_free_when_a_new_file_is_cut_short_then_what_was_removed_stays_r
             rig.drain();
         }
         assert!(rig.plain("file") == noise(2, V2)[..4096], "renamed: {renamed}");
-        assert_eq!(rig.node().conflicts().0, 0, "renamed: {renamed}");
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "renamed: {renamed}");
     }
 }
 
@@ -322,5 +322,5 @@ fn name_of_a_file_that_was_moved_when_a_new_one_is_cut_short_then_both_are_there
         rig.drain();
     }
     assert!(rig.plain("moved") == noise(1, V1));
-    assert_eq!(rig.node().conflicts().0, 0);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }

@@ -86,7 +86,7 @@ impl NodeControl {
     }
 
     fn dirty(&self) -> Dirty {
-        let (mut files, mut bytes) = self.node.spilled_files();
+        let (mut files, mut bytes) = self.node.residency().spilled_files();
         for tier in self.node.tier_reports() {
             files += tier.dirty_objects;
             bytes += tier.dirty;
@@ -125,10 +125,10 @@ impl NodeControl {
     fn backlog(&self) -> Backlog {
         let list = self.node.unwritten_names(LISTED).into_iter().map(wire_path);
         Backlog {
-            entries: self.node.backlog_len(),
+            entries: self.node.writeback().backlog_len(),
             oldest_s: self.node.oldest().1,
             list: list.collect(),
-            last_error: self.node.last_backlog_error(),
+            last_error: self.node.writeback().last_backlog_error(),
         }
     }
 
@@ -257,8 +257,8 @@ impl NodeControl {
 
     /// How many conflicts are not resolved, and the latest of them.
     fn latest_conflicts(&self) -> (u64, Vec<Conflict>) {
-        let mut all = self.node.conflicts().1;
-        all.retain(|conflict| self.node.is_unresolved(conflict));
+        let mut all = self.node.writeback().conflicts().1;
+        all.retain(|conflict| self.node.writeback().is_unresolved(conflict));
         let count = all.len();
         let latest = all.drain(count.saturating_sub(LISTED)..).map(conflict).collect();
         (count as u64, latest)
@@ -370,6 +370,7 @@ impl Control for NodeControl {
             works: Vec::new(),
             refused: self
                 .node
+                .writeback()
                 .refused()
                 .into_iter()
                 .map(|refused| RefusedFile {
@@ -384,7 +385,7 @@ impl Control for NodeControl {
                 .into_iter()
                 .map(|work| SetAsideWork { path: wire_path(work.path), what: work.what.into() })
                 .collect(),
-            displaced: self.node.backing_displaced(),
+            displaced: self.node.writeback().backing_displaced(),
             lost: self.lost(),
             lost_changes: self.lost_changes(),
             set_aside: self.set_aside(),
@@ -423,7 +424,7 @@ impl Control for NodeControl {
             if before.pinned {
                 return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
             }
-            let unused = !before.dirty || self.node.write_back_unused(ino)?;
+            let unused = !before.dirty || self.node.writeback().write_back_unused(ino)?;
             Ok(if unused && self.node.residency().evict_file(ino)? {
                 Done::Bytes(before.resident_bytes)
             } else {
@@ -448,7 +449,7 @@ impl Control for NodeControl {
         let mut outcome = Outcome { complete: true, ..Outcome::default() };
         for path in paths {
             let mut go_on = true;
-            let looked = self.node.refresh(path.as_path(), &mut |looked| {
+            let looked = self.node.writeback().refresh(path.as_path(), &mut |looked| {
                 let files_done = looked.directories + looked.files;
                 go_on = progress(Progress { files_done, ..Progress::default() });
                 go_on
@@ -469,12 +470,12 @@ impl Control for NodeControl {
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
-        self.node.conflicts_looked_after().into_iter().map(conflict).collect()
+        self.node.writeback().conflicts_looked_after().into_iter().map(conflict).collect()
     }
 
     fn forget_conflicts(&self, paths: &[WirePath]) -> ControlResult<u64> {
         let paths: Vec<Vec<u8>> = paths.iter().map(|path| path_bytes(path.as_path())).collect();
-        let forgotten = self.node.forget_conflicts(&mut |conflict| {
+        let forgotten = self.node.writeback().forget_conflicts(&mut |conflict| {
             paths.iter().any(|path| *path == conflict.path || *path == conflict.kept_as())
         });
         Ok(forgotten as u64)
@@ -490,6 +491,7 @@ impl Control for NodeControl {
             })?;
             let synced = self
                 .node
+                .writeback()
                 .sync_subtree(ino, until, &mut |left| {
                     progress(Progress {
                         backlog_left: left.entries,
@@ -546,10 +548,11 @@ impl Control for NodeControl {
         let _one = self.draining.lock();
         let timeout = limit.map(|limit| Instant::now() + limit);
         let limit = limit.unwrap_or(self.config.drain_timeout);
-        let total = self.node.backlog_len();
+        let total = self.node.writeback().backlog_len();
         let mut bytes_total = 0;
         let left = self
             .node
+            .writeback()
             .drain(Instant::now() + limit, &mut |left| {
                 bytes_total = bytes_total.max(left.bytes);
                 progress(Progress {
@@ -609,7 +612,7 @@ impl NodeControl {
         if !self.drained.load(Ordering::Acquire) {
             return;
         }
-        match self.node.drain(Instant::now() + limit, &mut |_| true) {
+        match self.node.writeback().drain(Instant::now() + limit, &mut |_| true) {
             Ok(left) if left.entries > 0 || left.bytes > 0 => tracing::warn!(
                 inodes = left.entries,
                 bytes = left.bytes,

@@ -8,7 +8,7 @@ use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
     ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, PeerConfig,
-    Redundancy, TierConfig, Writeback,
+    Redundancy, TierConfig, WritebackPolicy,
 };
 
 use super::streams;
@@ -35,10 +35,10 @@ pub fn node_config(config: &MountConfig) -> ControlResult<NodeConfig> {
         state_dir: config.state_dir_given.then(|| config.state_dir.clone()),
         policy: config.policy.clone(),
         writeback: match config.writeback {
-            config::Writeback::After(delay) => Writeback::After(delay),
-            config::Writeback::Close => Writeback::OnClose,
-            config::Writeback::Through => Writeback::Through,
-            config::Writeback::Evict => Writeback::OnEviction,
+            config::Writeback::After(delay) => WritebackPolicy::After(delay),
+            config::Writeback::Close => WritebackPolicy::OnClose,
+            config::Writeback::Through => WritebackPolicy::Through,
+            config::Writeback::Evict => WritebackPolicy::OnEviction,
         },
         durability: match config.durability {
             config::Durability::Local => Durability::Local,

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::replay_cache::Asking;
 use super::{AccessMode, Cluster};
-use crate::config::{Durability, Writeback};
+use crate::config::{Durability, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -437,7 +437,7 @@ impl Node {
             client.sync(Sync { ino, epoch: owner.epoch, data_only }, within)
         })?;
         let back = self.config.durability == Durability::Backing
-            || self.config.writeback == Writeback::Through;
+            || self.config.writeback == WritebackPolicy::Through;
         Ok(synced.is_some() && (!back || self.write_back_forwarded(context, handle)?))
     }
 
@@ -458,7 +458,7 @@ impl Node {
             let look = Look { epoch: owner.epoch, ..look.clone() };
             client.other(LOOK, &Body::Bytes(look.encode_to_vec()), LOOKED, within)
         })?;
-        let through = self.config.writeback == Writeback::Through;
+        let through = self.config.writeback == WritebackPolicy::Through;
         Ok(looked.is_some() && (!through || self.write_back_forwarded(context, handle)?))
     }
 

@@ -176,7 +176,7 @@ impl Node {
             }
             if aim == RecallAim::Bytes {
                 return match record.is_behind() {
-                    true => self.reconcile_open(&file),
+                    true => self.writeback.reconcile_open(&file),
                     false => Ok(()),
                 };
             }
@@ -185,7 +185,7 @@ impl Node {
                 || record.is_behind() && self.residency.is_mapped_by_the_kernel(&file)?;
             if !held {
                 if record.is_behind() {
-                    self.reconcile(ino)?;
+                    self.writeback.reconcile(ino)?;
                 }
                 if self.give_up(ino)? {
                     return Ok(());

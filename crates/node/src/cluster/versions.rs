@@ -184,23 +184,4 @@ impl Node {
             .zip(header.pending)
             .is_some_and(|(current, announced)| announced.same_content(&current))
     }
-
-    /// An opened backing file must be of the version that is known, in a cluster of that which lies on the
-    /// tier beside it.
-    pub(crate) fn check_version(
-        &self,
-        ino: Ino,
-        opened: &dyn forebay_store::BackingFile,
-    ) -> Result<()> {
-        let clean = self.residency.residents.get(ino.0).filter(|resident| !resident.dirty);
-        let Some(resident) = clean else { return Ok(()) };
-        let base =
-            self.residency.tiers[usize::from(resident.tier)].tier.open(ino.0)?.header()?.base;
-        let found = opened.stat()?.fingerprint();
-        if base.is_some_and(|base| base.same_content(&found)) {
-            return Ok(());
-        }
-        tracing::debug!(%ino, "another node has written the file since it was opened");
-        Err(Errno::STALE.into())
-    }
 }

@@ -125,7 +125,7 @@ impl Node {
         let stale_names = record.stale_names().into_iter().map(|link| link.parent);
         let dirs: BTreeSet<Ino> = stale_names.filter(|dir| *dir != LIMBO).collect();
         for dir in dirs {
-            match self.list_directory(dir) {
+            match self.writeback.list_directory(dir) {
                 Ok(()) | Err(NodeError::Meta(MetaError::Stale(_))) => {}
                 Err(error) if error.class() == Some(forebay_store::ErrorClass::NotFound) => {}
                 Err(error) => return Err(error),

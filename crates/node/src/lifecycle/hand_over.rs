@@ -281,7 +281,7 @@ impl Node {
     pub fn rest(&self, limit: Duration) -> Result<()> {
         let until = Instant::now() + limit;
         self.stopping.store(true, Ordering::Release);
-        self.stop_reconciler();
+        self.writeback.stop_reconciler();
         let mut threads = std::mem::take(&mut *self.threads.lock());
         while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
             thread::sleep(Duration::from_millis(2));
@@ -290,7 +290,7 @@ impl Node {
         let ended = threads.is_empty();
         *self.threads.lock() = threads;
         let left = until.saturating_duration_since(Instant::now());
-        let rested = ended && self.flushers.rest(left);
+        let rested = ended && self.writeback.flushers.rest(left);
         let left = until.saturating_duration_since(Instant::now());
         if rested && self.slow.rest(left) {
             if let Some(cluster) = &self.cluster {
@@ -307,8 +307,8 @@ impl Node {
     pub fn go_on(&self) {
         let Some(node) = self.this.upgrade() else { return };
         self.stopping.store(false, Ordering::Release);
-        self.restart_reconciler();
-        node.start_reconciler();
+        self.writeback.restart_reconciler();
+        node.writeback.start_reconciler();
         node.start_ticker();
         node.go_on_in_cluster();
     }
@@ -336,7 +336,10 @@ impl Node {
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
         }
         // Either may give the other something to do.
-        while !(self.slow.rest(left()) && self.flushers.rest(left()) && self.slow.is_at_rest()) {
+        while !(self.slow.rest(left())
+            && self.writeback.flushers.rest(left())
+            && self.slow.is_at_rest())
+        {
             if Instant::now() >= until {
                 let what = self.what_goes_on();
                 return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });

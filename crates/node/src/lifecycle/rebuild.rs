@@ -325,7 +325,7 @@ impl Node {
         let name = name.as_bytes();
         if map.is_some() {
             // What shows through must be the version that it was laid over.
-            let found = self.find(&Context::DAEMON, dir, name)?;
+            let found = self.writeback.find(&Context::DAEMON, dir, name)?;
             let found = found.and_then(|record| record.backing.fingerprint);
             let same =
                 header.base.zip(found).is_some_and(|(base, found)| base.same_content(&found));
@@ -399,7 +399,7 @@ impl Node {
         let mut at = Ino::ROOT;
         for part in path.components() {
             let name = part.as_os_str().as_bytes();
-            at = match self.find(&Context::DAEMON, at, name)? {
+            at = match self.writeback.find(&Context::DAEMON, at, name)? {
                 Some(record) => record.ino,
                 None => {
                     let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
@@ -415,7 +415,7 @@ impl Node {
     /// kept.
     fn record_for(&self, dir: Ino, name: &[u8], header: &Header) -> Result<Arc<Record>> {
         let mut name = name.to_vec();
-        if let Some(record) = self.find(&Context::DAEMON, dir, &name)? {
+        if let Some(record) = self.writeback.find(&Context::DAEMON, dir, &name)? {
             let found = record.backing.fingerprint;
             // The same inode alone may have been written by others.
             let is_newer = found.is_some_and(|found| is_announced(header, &found));
@@ -496,7 +496,8 @@ impl Node {
     }
 
     fn read_published(&self, record: &Record, at: u64, part: &mut [u8]) -> Result<()> {
-        let published = self.open_backing(record, forebay_store::backing::Access::Read)?;
+        let published =
+            self.writeback.open_backing(record, forebay_store::backing::Access::Read)?;
         let read = published.read_at(part, at)?;
         part[read..].fill(0);
         Ok(())

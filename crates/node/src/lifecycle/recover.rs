@@ -132,7 +132,7 @@ impl Node {
         if !trusted {
             self.recover_unsynced(&evidence)?;
         }
-        self.recover_parked()?;
+        self.writeback.recover_parked()?;
         self.residency.find_lost(&evidence, &spills)?;
         self.residency.forget_removal_notes();
         self.residency.count_set_aside();
@@ -566,7 +566,7 @@ impl Node {
         record: &Record,
         link: &Link,
     ) -> Result<Option<Attributes>> {
-        match self.found_under(record, link) {
+        match self.writeback.found_under(record, link) {
             Err(NodeError::Busy) => Ok(None),
             found => found,
         }
@@ -632,7 +632,7 @@ impl Node {
             }
         }
         // It must not take the place of a version that it was to replace.
-        self.set_aside_if_cut(record, 0)?;
+        self.writeback.set_aside_if_cut(record, 0)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = 0;
             Queue::Yes
@@ -652,7 +652,7 @@ impl Node {
     ) -> Result<()> {
         let stat = object.stat()?;
         if !trusted && !counts(header, object, record.attr.size)? {
-            self.set_aside_if_cut(record, surely_there(header, object)?)?;
+            self.writeback.set_aside_if_cut(record, surely_there(header, object)?)?;
         }
         // With the name that it has now.
         let record = &*self.residency.as_seen_here(&self.meta.get(record.ino)?);
@@ -738,7 +738,8 @@ impl Node {
                 continue;
             }
             if !trust.unsynced && !spill.has_map() {
-                self.set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
+                self.writeback
+                    .set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
             }
             self.meta.update(ino, None, |record| {
                 let mtime = spill.mtime_known_by(&record.attr);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config::{NodeConfig, TierConfig, Writeback};
+use crate::config::{NodeConfig, TierConfig, WritebackPolicy};
 use crate::context::Context;
 use crate::error::NodeError;
 use crate::node::Node;
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn start(dir: &tempfile::TempDir) -> Arc<Node> {
     let tier = TierConfig { dir: dir.path().join("tier"), size_bytes: 64 << 20 };
     let mut config = NodeConfig::new(dir.path().join("backing"), vec![tier]);
-    config.writeback = Writeback::OnEviction;
+    config.writeback = WritebackPolicy::OnEviction;
     let until = Instant::now() + LIMIT;
     loop {
         match Node::start(config.clone()) {
@@ -69,7 +69,7 @@ fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_
     node.release(opened.fh);
     let object = || node.residency.tiers[0].tier.open(stat.ino.0).expect("object");
     let before: Header = object().header().expect("header");
-    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    let left = node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(left.bytes, 0);
     // The header as it was last synced, and the namespace as of the announcement.
     object().set_header(&before).expect("header");
@@ -96,7 +96,7 @@ fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_
 
     let node = restart(&dir, node);
     assert!(content(&node, stat.ino) == [[1; 4096], [2; 4096]].concat(), "what was synced");
-    assert_eq!(node.conflicts().0, 0);
+    assert_eq!(node.writeback.conflicts().0, 0);
     node.stop(LIMIT);
 }
 
@@ -113,7 +113,7 @@ fn published_file_whose_bytes_the_power_took_when_started_then_it_is_as_publishe
     let object = || node.residency.tiers[0].tier.open(stat.ino.0).expect("object");
     let before: Header = object().header().expect("header");
     node.release(opened.fh);
-    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    let left = node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(left.bytes, 0);
     let known = node.meta.get(stat.ino).expect("known").backing.fingerprint;
     let pending = known;
@@ -123,7 +123,7 @@ fn published_file_whose_bytes_the_power_took_when_started_then_it_is_as_publishe
     node.meta.sync().expect("sync");
     let node = restart(&dir, node);
     assert_eq!(content(&node, stat.ino), [1; 8192]);
-    node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(std::fs::read(dir.path().join("backing/file")).expect("there"), [1; 8192]);
 }
 
@@ -135,9 +135,9 @@ fn written_back(names: &[(&str, u8)]) -> (tempfile::TempDir, Arc<Node>) {
     for (name, byte) in names {
         write(&node, name, *byte, 0);
     }
-    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    let left = node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(left.bytes, 0);
-    node.stop_reconciler();
+    node.writeback.stop_reconciler();
     (dir, node)
 }
 

@@ -88,7 +88,7 @@ impl Node {
         if record.links.is_empty() && ino != Ino::ROOT {
             return Ok(record);
         }
-        self.revalidate(context, record)
+        self.writeback.revalidate(context, record)
     }
 
     /// Sets attributes and returns all of them.
@@ -292,10 +292,10 @@ impl Node {
         if self.config.durability != Durability::Backing {
             return Ok(());
         }
-        self.reconcile(ino)?;
+        self.writeback.reconcile(ino)?;
         // What was removed, or moved elsewhere, has its old name there still.
         for (_, gone) in self.meta.stale_names(ino)? {
-            self.reconcile_as_it_is(gone)?;
+            self.writeback.reconcile_as_it_is(gone)?;
         }
         let mut after = 0;
         loop {
@@ -304,7 +304,7 @@ impl Node {
             after = last.entry.cursor;
             for entry in page.iter().filter(|entry| entry.record.queued.is_some()) {
                 // A file may be open: what it has now is enough.
-                self.reconcile_as_it_is(entry.record.ino)?;
+                self.writeback.reconcile_as_it_is(entry.record.ino)?;
             }
         }
     }

@@ -74,7 +74,7 @@ impl Node {
     /// # Errors
     /// As [`Node::read_dir`].
     pub fn look_at_entries(&self, context: &Context, dir: Ino) -> Result<()> {
-        self.ensure_listed(context, dir)
+        self.writeback.ensure_listed(context, dir)
     }
 
     /// Lists a directory from `offset` on (0 to begin, else that of the last entry seen), about
@@ -105,7 +105,7 @@ impl Node {
             return Ok(());
         }
         if offset == 0 || !record.listed {
-            self.ensure_listed(context, ino)?;
+            self.writeback.ensure_listed(context, ino)?;
         }
         let parent = record.links.first().map_or(Ino::ROOT, |link| link.parent);
         let dots: [(u64, Ino, &[u8]); 2] = [(1, ino, b"."), (AFTER_DOTS, parent, b"..")];

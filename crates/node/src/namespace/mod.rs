@@ -114,7 +114,7 @@ impl Node {
     /// Has the backlog's workers look at a record that was changed.
     fn queue(&self, record: &Record) {
         if record.queued.is_some() {
-            self.reconcile_later(record.ino, RECONCILE_DELAY);
+            self.writeback.reconcile_later(record.ino, RECONCILE_DELAY);
         }
     }
 
@@ -151,7 +151,7 @@ impl Node {
         if reserved(dir, name) {
             return Err(NodeError::Posix(Errno::PERM));
         }
-        if self.store_alters(name) {
+        if self.writeback.store_alters(name) {
             return Err(NodeError::Posix(Errno::INVAL));
         }
         Ok(())

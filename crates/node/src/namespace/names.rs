@@ -75,7 +75,7 @@ impl Node {
         if reserved(dir, name) {
             return Ok(None);
         }
-        self.find(context, dir, name)
+        self.writeback.find(context, dir, name)
     }
 
     fn existing(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Arc<Record>> {
@@ -110,7 +110,7 @@ impl Node {
         // Between nodes the commit finds out whether the name is free: to look first is a round trip.
         let mut looks = !self.is_clustered() || !self.meta.is_listed(dir);
         loop {
-            if looks && let Some(record) = self.find(context, dir, name)? {
+            if looks && let Some(record) = self.writeback.find(context, dir, name)? {
                 return Ok(Found::Existing(record));
             }
             let mut inode = self.new_inode(context, dir, new)?;
@@ -269,10 +269,10 @@ impl Node {
         if self.record(ino)?.is_directory() {
             return Err(Errno::PERM.into());
         }
-        if self.find(context, dir, name)?.is_some() {
+        if self.writeback.find(context, dir, name)?.is_some() {
             return Err(Errno::EXIST.into());
         }
-        if self.store_lacks_links() {
+        if self.writeback.store_lacks_links() {
             return Err(Errno::PERM.into());
         }
         self.given_up.check(context)?;
@@ -324,7 +324,7 @@ impl Node {
         if !record.is_directory() {
             return Err(Errno::NOTDIR.into());
         }
-        self.ensure_listed(context, record.ino)?;
+        self.writeback.ensure_listed(context, record.ino)?;
         self.given_up.check(context)?;
         let before = self.stat(&record);
         let xattrs = self.xattrs_of_leaving(&record);
@@ -344,7 +344,7 @@ impl Node {
             }
             self.names.removed_inodes.remember(before.ino, before.attr);
         } else {
-            self.note_moved(&unlinked.record);
+            self.writeback.note_moved(&unlinked.record);
         }
         // Opened at the last moment: whoever did has its record, and discards the data at the end.
         if unlinked.gone {
@@ -372,13 +372,13 @@ impl Node {
         let flags = rename_flags(flags)?;
         self.check_new_name(to_dir, to)?;
         let source = self.existing(context, from_dir, from)?;
-        let target = self.find(context, to_dir, to)?;
+        let target = self.writeback.find(context, to_dir, to)?;
         match &target {
             None if flags.exchange => return Err(Errno::NOENT.into()),
             Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
             Some(target) if target.ino == source.ino => return Ok(()),
             Some(target) if !flags.exchange && target.is_directory() => {
-                self.ensure_listed(context, target.ino)?;
+                self.writeback.ensure_listed(context, target.ino)?;
             }
             _ => {}
         }
@@ -410,10 +410,10 @@ impl Node {
         let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
         self.queue(&renamed.moved);
-        self.note_moved(&renamed.moved);
+        self.writeback.note_moved(&renamed.moved);
         if let Some(other) = &renamed.exchanged {
             self.queue(other);
-            self.note_moved(other);
+            self.writeback.note_moved(other);
         }
         if let Some(replaced) = &renamed.replaced {
             // Another inode than the one seen before, if somebody else was quicker.

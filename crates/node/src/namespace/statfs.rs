@@ -95,7 +95,7 @@ impl Node {
         let this = self.this.clone();
         let started = self.slow.run(Urgency::Background, move || {
             let Some(node) = this.upgrade() else { return };
-            node.keep_up(Step::Statfs);
+            node.writeback.keep_up(Step::Statfs);
             node.names.statfs.refreshing.store(false, Ordering::Release);
         });
         if started.is_err() {

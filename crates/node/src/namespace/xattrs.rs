@@ -166,7 +166,7 @@ impl Node {
     fn import_if_unknown(&self, context: &Context, ino: Ino) -> Result<bool> {
         let state = self.record(ino)?.xattrs;
         if state == XattrState::Unknown {
-            self.import_xattrs(context, ino)?;
+            self.writeback.import_xattrs(context, ino)?;
         }
         Ok(state != XattrState::None)
     }
@@ -248,7 +248,7 @@ impl Node {
         if listed + name.len() + 1 > LIST_MAX || kept + name.len() + value.len() > ALL_MAX {
             return Err(Errno::NOSPC.into());
         }
-        self.check_attribute_fits(context, name, value)?;
+        self.writeback.check_attribute_fits(context, name, value)?;
         let record = self.meta.xattr_set(ino, name, value, flags, now)?;
         self.xattrs_changed(&record);
         Ok(())

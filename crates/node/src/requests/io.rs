@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::cluster::Cluster;
-use crate::config::{Durability, Writeback};
+use crate::config::{Durability, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -60,7 +60,7 @@ impl Node {
         let file = &handle.file;
         if handle.mode == OpenMode::Direct {
             // What the kernel reads for its cache may be read ahead, and an error of that goes unseen.
-            self.tell_rest_gone(context, file.ino)?;
+            self.writeback.tell_rest_gone(context, file.ino)?;
         }
         let location = file.location_for(context)?;
         let end = offset + buffer.len() as u64;
@@ -163,7 +163,8 @@ impl Node {
                 && place.dirty.load(Ordering::Acquire)
             {
                 // Others may have changed it in place, and what is here was written over what it was.
-                self.check_version(file.ino, &*self.residency.opened_base(file, opened)?)?;
+                self.residency
+                    .check_version(file.ino, &*self.residency.opened_base(file, opened)?)?;
             }
             Ok(())
         };
@@ -298,9 +299,9 @@ impl Node {
         {
             return Ok(None);
         }
-        if self.needs_rest_below(place) {
+        if self.writeback.needs_rest_below(place) {
             context.wait()?;
-            self.check_rest_below(file, &location, place)?;
+            self.writeback.check_rest_below(file, &location, place)?;
         }
         self.write_placed(file, place, offset, data)
     }
@@ -344,7 +345,7 @@ impl Node {
         let synced = self.sync_handle(context, fh, data_only);
         // After it: what is lost may have come to light meanwhile.
         self.tell_losses(ino, Teller::Sync)?;
-        self.tell_rest_gone(context, ino)?;
+        self.writeback.tell_rest_gone(context, ino)?;
         synced
     }
 
@@ -359,10 +360,10 @@ impl Node {
         drop(handle);
         self.safeguard_and_sync(&file, data_only)?;
         if self.config.durability == Durability::Backing
-            || self.config.writeback == Writeback::Through
+            || self.config.writeback == WritebackPolicy::Through
         {
             self.residency.settle(&file)?;
-            self.reconcile_open(&file)?;
+            self.writeback.reconcile_open(&file)?;
         }
         Ok(())
     }
@@ -426,7 +427,7 @@ impl Node {
     /// # Errors
     /// What the backing store says.
     pub fn flush(&self, context: &Context, fh: u64) -> Result<()> {
-        let through = self.config.writeback == Writeback::Through;
+        let through = self.config.writeback == WritebackPolicy::Through;
         if !through && !self.is_clustered() {
             return Ok(());
         }
@@ -448,7 +449,7 @@ impl Node {
         if !through {
             return Ok(());
         }
-        self.reconcile_open(&file)
+        self.writeback.reconcile_open(&file)
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::cluster::{AccessMode, Seen};
-use crate::config::{Passthrough, Writeback};
+use crate::config::{Passthrough, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -59,7 +59,7 @@ impl Node {
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
         }
         if !record.dirty && !record.links.is_empty() {
-            self.revalidate(context, record)?;
+            self.writeback.revalidate(context, record)?;
         }
         let file = self.residency.files.get(ino);
         // Counted before anything is decided, so that an eviction that comes now gives way.
@@ -86,7 +86,7 @@ impl Node {
         let opened = match &right {
             AccessMode::Forwarded(owner) => self.open_forwarded(context, &file, *owner, how),
             _ => match open_here(&record) {
-                Err(error) if self.takes_newer_version(&file, &error) => {
+                Err(error) if self.writeback.takes_newer_version(&file, &error) => {
                     self.meta.get_settled(ino).map_err(Into::into).and_then(|now| open_here(&now))
                 }
                 opened => opened,
@@ -116,10 +116,10 @@ impl Node {
         }
         if how.flags & libc::O_TRUNC == 0 {
             self.look_at_rest(context, file)?;
-            self.tell_rest_gone(context, file.ino)?;
+            self.writeback.tell_rest_gone(context, file.ino)?;
         }
         if how.writes() {
-            self.check_writable_below(context, &record)?;
+            self.writeback.check_writable_below(context, &record)?;
         }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
@@ -147,7 +147,7 @@ impl Node {
     /// Before an open of a file of which only a part is here: whether the rest goes with it.
     fn look_at_rest(&self, context: &Context, file: &FileRef) -> Result<()> {
         let partly = |location: &DataLocation| {
-            location.place.as_ref().is_some_and(|place| self.needs_rest_below(place))
+            location.place.as_ref().is_some_and(|place| self.writeback.needs_rest_below(place))
         };
         self.residency.load(context, file)?;
         if !partly(&*file.location_for(context)?) {
@@ -156,7 +156,7 @@ impl Node {
         context.wait()?;
         let location = file.location.read();
         match &location.place {
-            Some(place) => self.check_rest_below(file, &location, place),
+            Some(place) => self.writeback.check_rest_below(file, &location, place),
             None => Ok(()),
         }
     }
@@ -486,7 +486,9 @@ impl Node {
         if !matches!(location.base, Underlay::Backing(_)) || !unseen {
             return refused();
         }
-        let Ok(backing) = self.open_backing(record, Access::Read) else { return refused() };
+        let Ok(backing) = self.writeback.open_backing(record, Access::Read) else {
+            return refused();
+        };
         match backing.fd().map(|fd| self.register(fd)) {
             Some(Ok(id)) => {
                 opens.now.registered = Some(Registered::new(id, true, version_id(record)));
@@ -514,7 +516,7 @@ impl Node {
         if file.privileged.load(Ordering::Relaxed) {
             return Err(RefusalReason::SetId);
         }
-        if self.config.writeback == Writeback::Through {
+        if self.config.writeback == WritebackPolicy::Through {
             return Err(RefusalReason::WriteThrough);
         }
         let slot = &self.residency.tiers[usize::from(place.tier)];
@@ -576,7 +578,7 @@ impl Node {
             self.look_for_lost_set_ids(&file);
         }
         if last_writer {
-            self.settle_closed(&file);
+            self.writeback.settle_closed(&file);
         }
         if last {
             self.residency.decide(Event::Idle { object: file.ino });

@@ -55,21 +55,12 @@ pub struct Whereabouts {
 const PAGE: usize = 512;
 
 impl Node {
-    /// The inode at a path below the root. Symbolic links are not followed.
+    /// As [`Writeback::find_path`].
     ///
     /// # Errors
-    /// `ENOENT`, or what the backing store says while the path is imported.
+    /// As there.
     pub fn find_path(&self, path: &Path) -> Result<Ino> {
-        use std::os::unix::ffi::OsStrExt;
-        let mut at = Ino::ROOT;
-        for part in path.components() {
-            let std::path::Component::Normal(name) = part else { continue };
-            at = self
-                .find(&Context::DAEMON, at, name.as_bytes())?
-                .ok_or(NodeError::Posix(Errno::NOENT))?
-                .ino;
-        }
-        Ok(at)
+        self.writeback.find_path(path)
     }
 
     /// Calls `visit` with every inode of a subtree, directories before what is in them, until it
@@ -87,7 +78,7 @@ impl Node {
         let mut stack = vec![(from, 0)];
         while let Some((dir, cursor)) = stack.pop() {
             let listed = match cursor {
-                0 => self.ensure_listed(&Context::DAEMON, dir).map(drop),
+                0 => self.writeback.ensure_listed(&Context::DAEMON, dir).map(drop),
                 _ => Ok(()),
             };
             let page = match listed.and_then(|()| Ok(self.meta.entries_plus(dir, cursor, PAGE)?)) {

@@ -49,7 +49,7 @@ impl Node {
         let handle = self.handle(fh)?;
         let _writing = handle.writing();
         match self.fallocate_once(context, fh, (offset, length), mode) {
-            Err(error) if self.takes_newer_version(&*self.file_of(fh)?, &error) => {
+            Err(error) if self.writeback.takes_newer_version(&*self.file_of(fh)?, &error) => {
                 self.fallocate_once(context, fh, (offset, length), mode)
             }
             done => done,
@@ -137,7 +137,7 @@ impl Node {
         let fits = match &location.place {
             None => false,
             Some(place) => {
-                self.check_rest_below(file, &location, place)?;
+                self.writeback.check_rest_below(file, &location, place)?;
                 place.presence.is_none()
                     || self.residency.fetch_edges(file, &location, place, offset, to)?
             }
@@ -249,7 +249,7 @@ impl Node {
         let file = handle.file.clone();
         drop(handle);
         match self.seek_here(context, &file, offset, what) {
-            Err(error) if self.takes_newer_version(&file, &error) => {
+            Err(error) if self.writeback.takes_newer_version(&file, &error) => {
                 self.seek_here(context, &file, offset, what)
             }
             found => found,

@@ -29,7 +29,7 @@ impl Node {
         if size > i64::MAX as u64 {
             return Err(NodeError::Posix(Errno::FBIG));
         }
-        self.check_writable_below(context, record)?;
+        self.writeback.check_writable_below(context, record)?;
         let file = self.residency.files.get(record.ino);
         if size == 0 && self.residency.troubles.is_lost(record.ino) {
             context.wait()?;
@@ -39,7 +39,7 @@ impl Node {
         let in_use = InUse::new(&file);
         let mut done = self.truncate_in_use(context, &file, record, size);
         if size == 0 && done.is_ok() {
-            self.forget_rest_gone(file.ino);
+            self.writeback.forget_rest_gone(file.ino);
         }
         if done.as_ref().is_err_and(|error| self.residency.may_try_again(&file, error)) {
             done = self.truncate_in_use(context, &file, record, size);
@@ -75,7 +75,7 @@ impl Node {
         let needs_base = {
             let location = file.location.read();
             let waits = |place: &TierObject| {
-                Residency::needs_sync_to_change(place) || self.needs_rest_below(place)
+                Residency::needs_sync_to_change(place) || self.writeback.needs_rest_below(place)
             };
             if size > 0 && location.place.as_ref().is_some_and(waits) {
                 context.wait()?;
@@ -139,7 +139,7 @@ impl Node {
             self.empty(file, location)?;
         } else {
             if let Some(place) = &location.place {
-                self.check_rest_below(file, location, place)?;
+                self.writeback.check_rest_below(file, location, place)?;
             }
             self.resize(file, location, size)?;
         }

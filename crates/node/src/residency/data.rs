@@ -15,7 +15,7 @@ use rustix::io::Errno;
 pub(crate) use crate::writeback::flush::{Flushed, Target};
 use parking_lot::RwLock;
 
-use crate::config::Writeback;
+use crate::config::WritebackPolicy;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
@@ -428,15 +428,15 @@ impl Residency {
     /// Asks for the write-back of a file that was closed just now.
     pub(crate) fn written_back_in(&self, ino: Ino) {
         match self.config.writeback {
-            Writeback::After(delay) => self.above.reconcile_later(ino, delay),
-            Writeback::OnClose | Writeback::Through => {
+            WritebackPolicy::After(delay) => self.above.reconcile_later(ino, delay),
+            WritebackPolicy::OnClose | WritebackPolicy::Through => {
                 self.above.reconcile_later(ino, std::time::Duration::ZERO);
             }
             // What has to be written all the same, also by who had no turn while it was open.
-            Writeback::OnEviction if self.above.is_wanted(ino) => {
+            WritebackPolicy::OnEviction if self.above.is_wanted(ino) => {
                 self.above.reconcile_later(ino, std::time::Duration::ZERO);
             }
-            Writeback::OnEviction => {}
+            WritebackPolicy::OnEviction => {}
         }
     }
 

@@ -6,12 +6,12 @@
 //! it has to ask of those who stand on it is in [`seams`].
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Steward};
-use forebay_meta::{MetaStore, Record};
+use forebay_meta::{MetaStore, Record, Seq};
 use forebay_store::backing::BackingStore;
 use forebay_store::copy::{Gate, Limits, Priority, Progress};
 use forebay_store::{BackingFile, Bytes, Tier, TierLock};
@@ -82,7 +82,7 @@ pub struct Residency {
     pub(crate) started: Instant,
     // Who stands on it.
     pub(crate) peers: Box<dyn seams::Peers>,
-    pub(crate) above: Box<dyn seams::Above>,
+    pub(crate) above: Box<dyn seams::AboveResidency>,
     /// Streams that are played from the same device, if there are any.
     pub(crate) cold: Option<Arc<dyn seams::ColdReads>>,
     // Its own.
@@ -117,7 +117,7 @@ pub(crate) struct Given {
     pub(crate) defects: Arc<Defects>,
     pub(crate) state_dir: PathBuf,
     pub(crate) peers: Box<dyn seams::Peers>,
-    pub(crate) above: Box<dyn seams::Above>,
+    pub(crate) above: Box<dyn seams::AboveResidency>,
     pub(crate) cold: Option<Arc<dyn seams::ColdReads>>,
 }
 
@@ -169,6 +169,20 @@ impl Residency {
         self.tiers.iter().all(|slot| slot.lock.lock().is_some())
     }
 
+    /// The files whose bytes lie in spill files and on no tier, and how many bytes these are.
+    pub fn spilled_files(&self) -> (u64, u64) {
+        if !self.spills_noted.load(Ordering::Acquire) {
+            return (0, 0);
+        }
+        let backlog =
+            self.meta.backlog(Seq(0), crate::report::LOOKED_AT).unwrap_or_default().into_iter();
+        let records = backlog.filter_map(|(_, ino)| self.meta.get(ino).ok());
+        let spilled = records.filter(|record| {
+            record.spilled && !record.links.is_empty() && !self.is_unsettled(record.ino)
+        });
+        spilled.fold((0, 0), |(files, bytes), record| (files + 1, bytes + record.attr.size))
+    }
+
     /// A record as this node may use it: what another node has not written back is not there.
     pub(crate) fn as_seen_here(&self, record: &Arc<Record>) -> Arc<Record> {
         if !self.peers.is_elsewhere(record) {
@@ -182,11 +196,19 @@ impl Residency {
 
     /// An opened backing file must be of the version that is known, in a cluster of that which lies on
     /// the tier beside it.
-    fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        match self.peers.is_clustered() {
-            true => self.peers.check_version(ino, opened),
-            false => self.above.check_known_version(ino, opened),
+    pub(crate) fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
+        if !self.peers.is_clustered() {
+            return self.above.check_known_version(ino, opened);
         }
+        let clean = self.residents.get(ino.0).filter(|resident| !resident.dirty);
+        let Some(resident) = clean else { return Ok(()) };
+        let base = self.tiers[usize::from(resident.tier)].tier.open(ino.0)?.header()?.base;
+        let found = opened.stat()?.fingerprint();
+        if base.is_some_and(|base| base.same_content(&found)) {
+            return Ok(());
+        }
+        tracing::debug!(%ino, "another node has written the file since it was opened");
+        Err(rustix::io::Errno::STALE.into())
     }
 
     /// Why the kernel can't be handed files for passthrough; `None` when it can.
@@ -203,6 +225,13 @@ impl Residency {
     /// The path of an inode, empty if it has none.
     pub(crate) fn path_of(&self, ino: Ino) -> Vec<u8> {
         self.meta.path(ino).ok().flatten().unwrap_or_default()
+    }
+
+    /// As [`seams::ColdReads::pace`].
+    pub(crate) fn pace(&self) {
+        if let Some(cold) = &self.cold {
+            cold.pace();
+        }
     }
 
     pub(crate) fn read_cold(

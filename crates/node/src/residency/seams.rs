@@ -40,11 +40,6 @@ pub(crate) trait Peers: Send + Sync {
         Ok(None)
     }
 
-    /// In a cluster an opened backing file must be of the version that lies on the tier beside it.
-    fn check_version(&self, _ino: Ino, _opened: &dyn BackingFile) -> Result<()> {
-        Ok(())
-    }
-
     /// The backing store has what this node's programs have written: pages stay what they are.
     fn pages_published(&self, _ino: Ino, _version: Fingerprint) {}
 
@@ -87,7 +82,7 @@ pub(crate) struct NoPeers;
 impl Peers for NoPeers {}
 
 /// Write-back, and what it knows of the backing store's tree.
-pub(crate) trait Above: Send + Sync {
+pub(crate) trait AboveResidency: Send + Sync {
     /// The inode has something for the backing store from `delay` on.
     fn reconcile_later(&self, ino: Ino, delay: Duration);
 
@@ -153,6 +148,11 @@ pub(crate) trait Above: Send + Sync {
 
 /// Turns of the device below the backing store, while streams are played from it.
 pub(crate) trait ColdReads: Turns + Send + Sync {
+    /// Waits, while streams are open, until the device has time for names and attributes: as often as
+    /// for a small read. Such a turn is over before it is used, since nobody knows which blocks a file
+    /// system looks at; so this bounds how many come in a cycle, not when the device is at them.
+    fn pace(&self);
+
     /// Reads a file of the backing store that is no stream.
     fn read_cold(&self, backing: &dyn BackingFile, buffer: &mut [u8], offset: u64)
     -> Result<usize>;

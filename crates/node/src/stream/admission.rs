@@ -66,7 +66,7 @@ impl Node {
         if self.streams.is_none() || !plain || record.xattrs == XattrState::None {
             return Ok(None);
         }
-        self.import_xattrs(context, record.ino)?;
+        self.writeback.import_xattrs(context, record.ino)?;
         let value = self.meta.xattr_get(record.ino, RATE)?;
         Ok(value.and_then(|value| parse_rate(&value)))
     }

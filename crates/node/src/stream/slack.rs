@@ -10,7 +10,6 @@ use rustix::fs::Advice;
 
 use super::Streams;
 use crate::error::Result;
-use crate::node::Node;
 use crate::residency::seams::ColdReads;
 
 /// Bytes of a turn. A read is not interrupted when a stream is due.
@@ -30,18 +29,13 @@ impl Turns for Streams {
     }
 }
 
-impl Node {
-    /// Waits, while streams are open, until the device has time for names and attributes: as often as
-    /// for a small read. Such a turn is over before it is used, since nobody knows which blocks a file
-    /// system looks at; so this bounds how many come in a cycle, not when the device is at them.
-    pub(crate) fn pace(&self) {
-        if let Some(streams) = self.streams.as_ref().filter(|streams| streams.open() > 0) {
-            drop(streams.service.turn(0, BLOCK));
+impl ColdReads for Streams {
+    fn pace(&self) {
+        if self.open() > 0 {
+            drop(self.service.turn(0, BLOCK));
         }
     }
-}
 
-impl ColdReads for Streams {
     fn read_cold(
         &self,
         backing: &dyn BackingFile,

@@ -33,12 +33,12 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::metrics::Source;
-use crate::node::Node;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
 use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::sync_flushed;
+use crate::writeback::Writeback;
 use crate::writeback::reconcile::{described, is_own, is_refused_owner, was_changed};
 
 /// How a flush of a file's bytes ended.
@@ -116,7 +116,7 @@ pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
             .is_some_and(|announced| announced.same_content(found) || in_place(&announced))
 }
 
-impl Node {
+impl Writeback {
     /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
     /// and publishes them there. On a thread that may wait.
     ///
@@ -212,14 +212,14 @@ impl Node {
     }
 
     /// Whether a file with a spill file was being written in place when the daemon died. Notes of
-    /// earlier spill files say nothing: see [`Node::forget_half_written`].
+    /// earlier spill files say nothing: see [`Writeback::forget_half_written`].
     fn is_half_written(&self, ino: Ino, found: &Attributes) -> Result<bool> {
         let half = self.meta.setting(&half_setting(ino))?;
         let noted = half.as_deref().and_then(noted_inode);
         Ok(noted.is_some_and(|noted| noted.same_inode(&found.fingerprint())))
     }
 
-    /// A daemon that died between the last two steps of [`Node::flush_spill_in_place`] left its note;
+    /// A daemon that died between the last two steps of [`Writeback::flush_spill_in_place`] left its note;
     /// the next spill file must not inherit it.
     pub(crate) fn forget_half_written(&self, ino: Ino) -> Result<()> {
         if self.meta.setting(&half_setting(ino))?.is_some() {
@@ -562,7 +562,7 @@ impl Node {
         {
             return Ok(Flushed::Conflict(Some(found)));
         }
-        self.may_change_store()?;
+        self.rights.may_change_store()?;
         self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
         fail_at!("node.flush.half");
         let size = spill.file().len()?;
@@ -614,7 +614,7 @@ impl Node {
             })?;
         }
         fail_at!("node.flush.in_place");
-        self.may_change_store()?;
+        self.rights.may_change_store()?;
         let set_len = |len| Ok(backing.set_len(len)?);
         let mtime = match self.flush_extents(file, &*backing, &set_len)? {
             Some(mtime) => mtime,
@@ -681,7 +681,7 @@ impl Node {
                 set_len(stat.size)?;
                 return Ok(Some(stat.mtime));
             };
-            if let Err(error) = self.may_change_store() {
+            if let Err(error) = self.rights.may_change_store() {
                 presence.write().abort_flush(flush);
                 return Err(error);
             }
@@ -731,9 +731,7 @@ impl Node {
         if record.xattrs != XattrState::None {
             // Of an imported file nobody may have asked for them yet: the version that is about to be
             // replaced has them.
-            let all = self.with_known_xattrs(&Context::DAEMON, record.ino, |_| {
-                Ok(self.meta.xattr_all(record.ino)?)
-            })?;
+            let all = self.above.known_xattrs(record.ino)?;
             for (name, value) in all {
                 match to.set_xattr(OsStr::from_bytes(&name), &value) {
                     Err(error) if self.is_refused_attribute(&error) => {

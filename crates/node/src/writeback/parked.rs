@@ -11,7 +11,7 @@ use forebay_store::{BackingStore, ErrorClass};
 use forebay_types::Ino;
 
 use crate::error::Result;
-use crate::node::Node;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 use crate::writeback::reconcile::is_own;
 
@@ -72,7 +72,7 @@ pub(crate) fn settle(
     Ok(backing.set_parked_aside(stray.ino.0)?)
 }
 
-impl Node {
+impl Writeback {
     /// At a start, before the backlog has begun.
     pub(crate) fn recover_parked(&self) -> Result<()> {
         for stray in strays(&self.meta, &*self.backing)? {

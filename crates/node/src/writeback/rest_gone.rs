@@ -12,11 +12,11 @@ use forebay_meta::{Error as MetaError, Link};
 use forebay_types::{Fingerprint, Ino};
 use parking_lot::Mutex;
 
-use crate::config::Writeback;
+use crate::config::WritebackPolicy;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::files::File;
+use crate::writeback::Writeback;
 
 /// Files of which that is remembered until somebody is told.
 const MAX_FILES: usize = 1000;
@@ -49,7 +49,7 @@ fn setting(ino: Ino) -> String {
     format!("{SETTING}{:x}", ino.0)
 }
 
-impl Node {
+impl Writeback {
     /// Zeros stand for parts of a file from now on.
     pub(crate) fn note_rest_gone(&self, ino: Ino) {
         let untold = &self.reconciler.rest_gone;
@@ -91,7 +91,7 @@ impl Node {
 
     /// Takes over what an earlier daemon could not tell.
     pub(crate) fn take_up_rest_gone(&self) -> Result<()> {
-        if self.is_clustered() {
+        if self.residency.peers.is_clustered() {
             return Ok(());
         }
         for left in self.meta.settings_like(SETTING)? {
@@ -109,7 +109,7 @@ impl Node {
     /// The rest of a file that was changed here was found to be gone: only its write-back gets it out of
     /// that state, and on a mount that writes back to make room alone that has to be asked for.
     pub(crate) fn found_rest_gone(&self, ino: Ino) -> NodeError {
-        if self.config.writeback == Writeback::OnEviction
+        if self.config.writeback == WritebackPolicy::OnEviction
             && self.reconciler.wanted.lock().insert(ino.0)
         {
             self.reconcile_later(ino, Duration::ZERO);

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 /// How long a path may lag behind.
 const DELAY: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ impl Moved {
     }
 }
 
-impl Node {
+impl Writeback {
     /// A file or directory has another path now.
     pub(crate) fn note_moved(&self, record: &Record) {
         let directory = record.is_directory();

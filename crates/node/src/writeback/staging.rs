@@ -14,9 +14,9 @@ use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::metrics::Source;
-use crate::node::Node;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::{File, FileRef};
+use crate::writeback::Writeback;
 
 /// Larger files are bound by their bytes, not by their syncs.
 const SMALL_FILE: u64 = 1 << 20;
@@ -65,7 +65,7 @@ impl File {
     }
 }
 
-impl Node {
+impl Writeback {
     /// Stages the small ones among files that are due. What can't be staged, for whatever reason,
     /// is left to its turn.
     pub(crate) fn stage(&self, due: &[Ino]) -> Stage {

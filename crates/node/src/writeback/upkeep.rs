@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use crate::defects::BackgroundKind;
 use crate::error::NodeError;
-use crate::node::Node;
 use crate::residency::files::FileRef;
+use crate::writeback::Writeback;
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(2);
@@ -88,7 +88,7 @@ enum GivenBack {
     Everything,
 }
 
-impl Node {
+impl Writeback {
     /// From here on it is noticed if the backing store's path means another directory.
     pub(crate) fn note_backing_place(&self) {
         if let Ok(identity) = identity(&self.config.backing) {
@@ -132,7 +132,7 @@ impl Node {
             Step::Missing => self.residency.set_missing_aside(),
             Step::Restamp => self.restamp_moved(),
             Step::Times => self.restore_directory_times(),
-            Step::Statfs => self.try_to_refresh_statfs(),
+            Step::Statfs => self.above.refresh_statfs(),
             Step::Spills => self.residency.drop_spills(Instant::now()),
         });
     }
@@ -227,7 +227,7 @@ impl Node {
     /// What is mounted below the backing store's root has to be there at the next start as well.
     fn look_after_mounts_below(&self) {
         if self.residency.has_tiers()
-            && let Err(error) = self.note_new_mounts()
+            && let Err(error) = self.above.note_new_mounts()
         {
             tracing::debug!(%error, "can't note what is mounted below the backing store");
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{
-    CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, Writeback,
+    CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, WritebackPolicy,
 };
 use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor, Transparent};
@@ -73,7 +73,7 @@ impl Rig {
             size_bytes,
         });
         let mut config = NodeConfig::new(dir.join("backing"), tiers.collect());
-        config.writeback = Writeback::After(Duration::from_secs(3600));
+        config.writeback = WritebackPolicy::After(Duration::from_secs(3600));
         config.extent_bytes = 64 * KIB;
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
@@ -209,8 +209,13 @@ impl Rig {
 
     pub fn drain(&self) {
         let until = Instant::now() + Duration::from_secs(20);
-        let left = self.node().drain(until, &mut |_| true).unwrap();
-        assert_eq!((left.entries, left.bytes), (0, 0), "{:?}", self.node().last_backlog_error());
+        let left = self.node().writeback().drain(until, &mut |_| true).unwrap();
+        assert_eq!(
+            (left.entries, left.bytes),
+            (0, 0),
+            "{:?}",
+            self.node().writeback().last_backlog_error()
+        );
     }
 
     pub fn used(&self) -> u64 {

@@ -137,7 +137,7 @@ impl Node {
         if known == Some(Some(version)) || file.metadata()?.size() != version.size {
             return Ok(false);
         }
-        let published = self.open_backing(&record, Access::Read)?;
+        let published = self.writeback.open_backing(&record, Access::Read)?;
         let is_that =
             || Ok::<_, crate::NodeError>(published.stat()?.fingerprint().same_content(&version));
         let same = is_that()? && is_equal(&file, &*published, version.size)? && is_that()?;

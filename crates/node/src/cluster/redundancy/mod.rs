@@ -321,7 +321,7 @@ impl Node {
                 tracing::debug!(ino = %file.ino, ?level, "too few nodes take copies: written back at once");
                 self.metrics.written_through.inc();
                 self.residency.settle(file)?;
-                self.reconcile_open(file)
+                self.writeback.reconcile_open(file)
             }
         }
     }

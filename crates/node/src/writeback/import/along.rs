@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::error::Result;
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 /// Listings that are followed at once.
 const MAX_RUNS: usize = 16;
@@ -59,7 +59,7 @@ impl Along {
     }
 }
 
-impl Node {
+impl Writeback {
     /// Adds to `found` those of the inodes behind `record`, if whoever asked comes along a listing.
     pub(super) fn read_xattrs_along(
         &self,

@@ -19,9 +19,9 @@ use crate::clock;
 use crate::config::Coherence;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::File;
+use crate::writeback::Writeback;
 use crate::writeback::reconcile::{NAMES_DELAY, is_own};
 
 const PAGE: usize = 1000;
@@ -35,7 +35,7 @@ const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 /// Names of a file that are looked at to find one under which it stands.
 const MAX_NAMES: usize = 16;
 
-impl Node {
+impl Writeback {
     /// Compares a clean object with the backing store when its freshness has run out; drops stale
     /// copies. The record that counts from now on.
     pub(crate) fn revalidate(&self, context: &Context, record: Arc<Record>) -> Result<Arc<Record>> {
@@ -59,7 +59,7 @@ impl Node {
     /// those of another one would be a version that never was.
     ///
     /// # Errors
-    /// `ESTALE`: see [`Node::takes_newer_version`]. [`NodeError::RestGone`] of a file that has changes
+    /// `ESTALE`: see [`Writeback::takes_newer_version`]. [`NodeError::RestGone`] of a file that has changes
     /// here: nothing newer can be taken over then, and its write-back finds the conflict.
     pub(crate) fn check_known_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
         let file = self.residency.files.get(ino);
@@ -94,11 +94,11 @@ impl Node {
     /// Opens the version of a file that is known, of which parts are not here.
     ///
     /// # Errors
-    /// As [`Node::check_known_version`]; what the backing store says.
+    /// As [`Writeback::check_known_version`]; what the backing store says.
     pub(crate) fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         let record = self.meta.get(ino)?;
-        let is_changed_here =
-            !self.is_clustered() && (record.differs() || self.residency.is_unsettled(ino));
+        let is_changed_here = !self.residency.peers.is_clustered()
+            && (record.differs() || self.residency.is_unsettled(ino));
         if is_changed_here && !has_version(&record) {
             return Err(self.found_rest_gone(ino));
         }
@@ -117,7 +117,7 @@ impl Node {
             self.residency.files.get(ino).saw_below(found.fingerprint());
             return Ok(opened);
         }
-        self.check_version(ino, &*opened)?;
+        self.residency.check_version(ino, &*opened)?;
         Ok(opened)
     }
 
@@ -126,7 +126,7 @@ impl Node {
     pub(crate) fn needs_rest_below(&self, place: &TierObject) -> bool {
         place.presence.is_some()
             && !place.dirty.load(Ordering::Acquire)
-            && !self.is_clustered()
+            && !self.residency.peers.is_clustered()
             && self.config.coherence == Coherence::Open
             && !self.imports.health.is_unresponsive()
     }
@@ -136,7 +136,7 @@ impl Node {
     /// opened for it stays so as long as the file is in use, whatever others put under its name.
     ///
     /// # Errors
-    /// As [`Node::check_known_version`].
+    /// As [`Writeback::check_known_version`].
     pub(crate) fn check_rest_below(
         &self,
         file: &File,
@@ -162,7 +162,7 @@ impl Node {
     /// that was taken over, so that what has failed may be tried again.
     pub(crate) fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
         matches!(error, NodeError::Posix(Errno::STALE))
-            && !self.is_clustered()
+            && !self.residency.peers.is_clustered()
             && matches!(self.compare_within(file.ino, WORKER_PATIENCE), Ok(Some(_)))
     }
 
@@ -212,7 +212,7 @@ impl Node {
         })
     }
 
-    /// As [`Node::compare`], of a file with several names: by one under which it still stands. What
+    /// As [`Writeback::compare`], of a file with several names: by one under which it still stands. What
     /// others did to the other names the listings of their directories find.
     fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
         let known = record.backing.fingerprint;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::config::Coherence;
 use crate::error::Result;
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 use super::coherence::unlisted;
 use super::is_unconfirmed;
@@ -94,7 +94,7 @@ enum Sought {
     NoParent,
 }
 
-impl Node {
+impl Writeback {
     /// A handle on a directory as it stands now in the backing store.
     pub(crate) fn backing_dir(&self, dir: Ino) -> Result<Dir> {
         self.resolve(dir, MAX_PARENTS)
@@ -313,7 +313,7 @@ impl Node {
         record: &Record,
         access: Access,
     ) -> Result<Arc<dyn BackingFile>> {
-        let open = |node: &Node| {
+        let open = |node: &Writeback| {
             let (dir, name) = node.backing_place(record)?;
             Ok(node.backing.open_file(&dir, OsStr::from_bytes(&name), access)?)
         };
@@ -392,7 +392,7 @@ impl Node {
         dir: Ino,
         mut operation: impl FnMut(&Dir) -> Result<T>,
     ) -> Result<T> {
-        self.pace();
+        self.residency.pace();
         let handle = self.backing_dir(dir)?;
         match operation(&handle) {
             Err(error) if is_lost(&error) && self.handle_is_dead(dir) => {
@@ -475,7 +475,7 @@ impl OwnChanges {
     }
 }
 
-impl Node {
+impl Writeback {
     /// Makes a change that alters the given directories of the backing store, so that it is not
     /// taken for a change by others: if a directory looked as known before, what it looks like
     /// afterwards is known too.
@@ -484,7 +484,7 @@ impl Node {
         dirs: &[(Ino, &Dir)],
         operation: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.may_change_store()?;
+        self.rights.may_change_store()?;
         if self.config.coherence == Coherence::Exclusive {
             return operation();
         }

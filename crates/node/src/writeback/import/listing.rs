@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::is_hidden;
 use crate::clock;
 use crate::error::Result;
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 /// Entries handed to the namespace at once.
 const BATCH: usize = 1000;
@@ -75,13 +75,13 @@ pub(super) struct Reading<'a> {
 impl Reading<'_> {
     /// Imports what was read, but for names that were given up since they were read. A name given
     /// up later is still a stale name while this runs, which the namespace leaves out by itself.
-    pub(super) fn import(&self, node: &Node, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
+    pub(super) fn import(&self, node: &Writeback, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
         let gone = self.gone.lock();
         if gone.too_many {
             return Ok(false);
         }
         found.retain(|found| !gone.names.contains(&found.name));
-        match node.is_clustered() {
+        match node.residency.peers.is_clustered() {
             // Another node may have listed it, and then taken a name away.
             true => node.meta.import_unless_listed(dir, &found)?,
             false => node.meta.import(dir, &found)?,
@@ -163,7 +163,7 @@ impl Drop for ListingInFlight<'_> {
     }
 }
 
-impl Node {
+impl Writeback {
     /// Imports all entries of a directory, or waits for another thread that does.
     pub(crate) fn list_directory(&self, dir: Ino) -> Result<()> {
         while !self.meta.get(dir)?.listed {

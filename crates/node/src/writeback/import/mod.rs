@@ -18,6 +18,7 @@ pub use refresh::Looked;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ use crate::config::Coherence;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::pool::Urgency;
+use crate::writeback::Writeback;
 
 pub(crate) use dirs::LIMBO;
 use dirs::{MAX_LOOKS, let_workers_go_on};
@@ -58,7 +59,24 @@ pub struct Imports {
 /// A backing store that has not answered for this long is not asked about freshness.
 const UNRESPONSIVE: Duration = Duration::from_millis(1500);
 
-impl Node {
+impl Writeback {
+    /// The inode at a path below the root. Symbolic links are not followed.
+    ///
+    /// # Errors
+    /// `ENOENT`, or what the backing store says while the path is imported.
+    pub fn find_path(&self, path: &Path) -> Result<Ino> {
+        use std::os::unix::ffi::OsStrExt;
+        let mut at = Ino::ROOT;
+        for part in path.components() {
+            let std::path::Component::Normal(name) = part else { continue };
+            at = self
+                .find(&Context::DAEMON, at, name.as_bytes())?
+                .ok_or(NodeError::Posix(Errno::NOENT))?
+                .ino;
+        }
+        Ok(at)
+    }
+
     /// The record behind a name, imported from the backing store if it was not known, and compared
     /// with it when the directory's freshness has run out.
     pub(crate) fn find(
@@ -70,9 +88,9 @@ impl Node {
         if is_reserved(OsStr::from_bytes(name), dir == Ino::ROOT) {
             return Ok(None);
         }
-        let hit = match self.cluster {
-            Some(_) => self.meta.lookup_now(dir, name)?,
-            None => self.meta.lookup(dir, name)?,
+        let hit = match self.residency.peers.is_clustered() {
+            true => self.meta.lookup_now(dir, name)?,
+            false => self.meta.lookup(dir, name)?,
         };
         if hit.is_some() && self.directory_is_fresh(dir) {
             return Ok(hit);
@@ -124,7 +142,7 @@ impl Node {
         }
         context.wait()?;
         let (record, xattrs) = self.xattrs_at_rest(ino)?;
-        if self.is_clustered() {
+        if self.residency.peers.is_clustered() {
             self.meta.xattr_replace_all(ino, &xattrs)?;
             return Ok(());
         }
@@ -173,7 +191,7 @@ impl Node {
         let attributes = self.backing.stat(&root, OsStr::new(""))?;
         let found = self.found(&root, b"", &attributes)?;
         let record = self.meta.get(Ino::ROOT)?;
-        if self.is_clustered() && record.backing.fingerprint.is_some() {
+        if self.residency.peers.is_clustered() && record.backing.fingerprint.is_some() {
             // Other nodes may be changing it right now.
             return Ok(());
         }

@@ -11,8 +11,8 @@ use super::dirs::MAX_PARENTS;
 use crate::config::Coherence;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::requests::paths::is_gone;
+use crate::writeback::Writeback;
 
 /// Entries read from a directory at a time.
 const PAGE: usize = 512;
@@ -33,7 +33,7 @@ pub struct Looked {
     pub files: u64,
 }
 
-impl Node {
+impl Writeback {
     /// Compares a path, the directories above it, and everything that is known below it with the backing
     /// store, and takes over what others changed. What is not known yet is not read. `advance` is told
     /// how far it is, and ends it by saying false.
@@ -102,7 +102,7 @@ impl Node {
     /// What the backing store says: the next start looks again.
     pub(crate) fn look_at_a_replaced_root(&self) -> Result<()> {
         let now = self.store.root.as_bytes();
-        if self.is_clustered() || now.is_empty() {
+        if self.residency.peers.is_clustered() || now.is_empty() {
             return Ok(());
         }
         match self.meta.setting(ROOT_SEEN)? {

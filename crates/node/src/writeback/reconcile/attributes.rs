@@ -14,12 +14,12 @@ use super::names::os;
 use super::refused::is_refused_owner;
 use super::work::Work;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 /// So many directories whose times are to be set again do not wait for a quiet moment.
 const MAX_ENTRIES_WRITTEN: usize = 10_000;
 
-impl Node {
+impl Writeback {
     /// Writes mode, owner, times and extended attributes where they differ.
     pub(super) fn write_attributes(&self, work: &mut Work<'_>) -> Result<()> {
         let (attributes, xattrs) =
@@ -201,7 +201,7 @@ impl Node {
             (new, written.len() >= MAX_ENTRIES_WRITTEN)
         };
         // For the daemon that comes after this one. Between nodes it would be a round trip each.
-        for dir in new.into_iter().filter(|_| !self.is_clustered()) {
+        for dir in new.into_iter().filter(|_| !self.residency.peers.is_clustered()) {
             if let Err(error) = self.meta.set_setting(&written_setting(dir), &[]) {
                 tracing::debug!(dir, %error, "the times of a directory may stay wrong");
             }
@@ -220,7 +220,7 @@ impl Node {
         let dirs = std::mem::take(&mut *self.reconciler.entries_written.lock());
         for dir in dirs.into_iter().map(Ino) {
             let again = || self.reconciler.entries_written.lock().contains(&dir.0);
-            let forget = || match self.is_clustered() || again() {
+            let forget = || match self.residency.peers.is_clustered() || again() {
                 true => Ok(()),
                 false => Ok(self.meta.remove_setting(&written_setting(dir.0))?),
             };
@@ -232,7 +232,7 @@ impl Node {
 
     /// Takes over the directories whose times an earlier daemon could not restore.
     pub(crate) fn take_up_written_entries(&self) -> Result<()> {
-        if self.is_clustered() {
+        if self.residency.peers.is_clustered() {
             return Ok(());
         }
         let left = self.meta.settings_like(ENTRIES_WRITTEN)?;

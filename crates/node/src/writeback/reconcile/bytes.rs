@@ -11,10 +11,10 @@ use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::data::{Flushed, Target};
+use crate::writeback::Writeback;
 
-impl Node {
+impl Writeback {
     /// Publishes a file that the backing store does not have: complete, in one step.
     pub(super) fn publish<'a>(
         &'a self,

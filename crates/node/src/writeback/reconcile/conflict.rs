@@ -16,9 +16,9 @@ use super::work::{Step, Work};
 use crate::clock;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 
 /// What the backing store can't do with a name that it takes for another one.
@@ -73,11 +73,11 @@ const REST_GONE: &str =
 /// Versions that show through files in conflict, until these are written.
 pub(super) type Held = HashMap<Ino, FileRef>;
 
-impl Node {
+impl Writeback {
     /// Whether this mount's version of a conflict is there still, as far as is known without asking
     /// anybody. One that has none counts until it is forgotten.
     pub fn is_unresolved(&self, conflict: &Conflict) -> bool {
-        conflict.ours.is_none() || self.is_clustered() || {
+        conflict.ours.is_none() || self.residency.peers.is_clustered() || {
             let mut at = Some(Ino::ROOT);
             for name in conflict.kept_as().split(|&byte| byte == b'/') {
                 let found = at.and_then(|dir| self.meta.lookup(dir, name).ok().flatten());
@@ -216,7 +216,7 @@ impl Node {
             Underlay::Backing(opened) if partial => self
                 .residency
                 .opened_base(&file, opened)
-                .and_then(|base| self.check_version(record.ino, &*base)),
+                .and_then(|base| self.residency.check_version(record.ino, &*base)),
             Underlay::Spill(spill) if !spill.is_complete() => {
                 self.residency.check_below(&file, spill)
             }

@@ -9,14 +9,14 @@ use forebay_types::{Fingerprint, Ino};
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::node::Node;
 use crate::residency::data::{Flushed, Target};
+use crate::writeback::Writeback;
 
 /// Stands for the data side in tests.
 #[cfg(test)]
 pub(crate) trait Stub: Send + Sync {
     fn is_open(&self, ino: Ino) -> bool;
-    fn flush(&self, node: &Node, record: &Record, target: &Target<'_>) -> Result<Flushed>;
+    fn flush(&self, node: &Writeback, record: &Record, target: &Target<'_>) -> Result<Flushed>;
     fn drop_copy(&self, ino: Ino);
     fn discard(&self, ino: Ino);
 }
@@ -36,7 +36,7 @@ impl Kept {
 }
 
 #[cfg_attr(not(test), allow(clippy::unused_self))]
-impl Node {
+impl Writeback {
     #[cfg(test)]
     fn stub(&self) -> Option<&Arc<dyn Stub>> {
         self.reconciler.stub.get()
@@ -143,13 +143,13 @@ impl Node {
         // Nobody will write the bytes of removed files that are still in use.
         let orphans = match self.meta.counts().orphans {
             // To find the orphans among all nodes' would take long: those that count are open here.
-            _ if self.is_clustered() => self.orphans_in_use(),
+            _ if self.residency.peers.is_clustered() => self.orphans_in_use(),
             0 => Vec::new(),
             _ => self.meta.orphans().unwrap_or_default(),
         };
         let removed = orphans.iter().filter_map(|ino| self.residency.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
-        let (_, spilled) = self.spilled_files();
+        let (_, spilled) = self.residency.spilled_files();
         self.residency.dirty_bytes().saturating_sub(removed) + spilled
     }
 
@@ -169,7 +169,7 @@ impl Node {
         for ino in dirty.into_iter().filter(|ino| self.is_removed(*ino)) {
             if !self.residency.is_open(ino) {
                 // Its last close is at it, or was by another daemon, which has died.
-                self.last_close(&self.residency.files.get(ino));
+                self.above.last_close(&self.residency.files.get(ino));
             }
             if self.residency.residents.get(ino.0).is_some() {
                 kept.files += 1;
@@ -182,7 +182,7 @@ impl Node {
     /// Whether nobody can find a file any more whose bytes are here.
     fn is_removed(&self, ino: Ino) -> bool {
         match self.meta.get(ino) {
-            Ok(record) => record.orphan && self.may_have_written(&record),
+            Ok(record) => record.orphan && self.residency.peers.may_have_written(&record),
             Err(MetaError::Stale(_)) => true,
             Err(_) => false,
         }

@@ -12,8 +12,8 @@ use super::Remaining;
 use super::data_side::Kept;
 use super::queue::{Turn, batch_size};
 use crate::error::Result;
-use crate::node::Node;
 use crate::pool::Urgency;
+use crate::writeback::Writeback;
 use crate::writeback::upkeep::Step;
 
 const PAGE: usize = 1000;
@@ -85,7 +85,7 @@ enum End {
 
 /// Batches in the hands of the flushers that one caller waits for.
 struct Sweep<'a, 'p> {
-    node: &'a Node,
+    node: &'a Writeback,
     shared: Arc<DrainState>,
     pending: Vec<(Ino, u32)>,
     batch: usize,
@@ -98,7 +98,7 @@ struct Sweep<'a, 'p> {
 }
 
 impl<'a, 'p> Sweep<'a, 'p> {
-    fn new(node: &'a Node, until: Instant, progress: Progress<'p>) -> Self {
+    fn new(node: &'a Writeback, until: Instant, progress: Progress<'p>) -> Self {
         let told = Instant::now() - TELL_EVERY;
         let shared = Arc::default();
         let backlog = usize::try_from(node.meta.backlog_len()).unwrap_or(usize::MAX);
@@ -182,7 +182,7 @@ impl<'a, 'p> Sweep<'a, 'p> {
     }
 }
 
-fn work_through(node: &Node, shared: &DrainState, due: &[(Ino, u32)]) {
+fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
     node.take_turns(due, true, &mut |ino, turn| {
         if turn == Turn::Done {
             let record = node.known(ino).ok().flatten();
@@ -207,7 +207,7 @@ fn work_through(node: &Node, shared: &DrainState, due: &[(Ino, u32)]) {
     });
 }
 
-impl Node {
+impl Writeback {
     /// What is not in the backing store yet.
     pub fn remaining(&self) -> Remaining {
         let (entries, bytes) = (self.meta.backlog_len(), self.unwritten_bytes());
@@ -223,7 +223,7 @@ impl Node {
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Remaining> {
         let _alone = self.reconciler.queue.pause();
-        self.let_go_of_replaced();
+        self.above.let_go_of_replaced();
         self.residency.discard_removed();
         let _unsettled = self.residency.settle_all(until);
         let mut sweep = Sweep::new(self, until, progress);
@@ -241,7 +241,7 @@ impl Node {
                         Some(_) if node.residency.troubles.is_lost(ino) => {}
                         Some(_) if !sweep.over() => sweep.add(ino),
                         Some(_) => {}
-                        None => node.doubt_place(ino),
+                        None => node.rights.doubt_place(ino),
                     }
                 }
                 if sweep.over() {
@@ -253,7 +253,7 @@ impl Node {
         Ok(swept?.0)
     }
 
-    /// As [`Node::drain`], for an inode and all below it. Of files that programs may be changing it
+    /// As [`Writeback::drain`], for an inode and all below it. Of files that programs may be changing it
     /// is enough that what they had at the call is written.
     pub fn sync_subtree(
         &self,
@@ -330,7 +330,7 @@ impl Node {
         if record.queued.is_none() || self.keeps_hidden(record) {
             return 0;
         }
-        if self.is_others_work(record) {
+        if self.rights.is_others_work(record) {
             return 1;
         }
         // One turn is for all names of an inode.
@@ -347,7 +347,7 @@ impl<'a> Sweep<'a, '_> {
     /// whole, also the bytes of removed files are to go: a close is told of later than it returns.
     fn run(
         &mut self,
-        mut select: impl FnMut(&Node, &mut Self) -> Result<u64>,
+        mut select: impl FnMut(&Writeback, &mut Self) -> Result<u64>,
     ) -> Result<(Remaining, End)> {
         let node = self.node;
         let mut pause = Duration::from_millis(20);
@@ -392,7 +392,7 @@ impl<'a> Sweep<'a, '_> {
                 let only_busy = tally.failed == 0;
                 if only_busy && progressed.elapsed() > BUSY_PATIENCE {
                     // In a cluster, what is busy may be another node's to do.
-                    let in_use = tally.busy > 0 && !node.is_clustered();
+                    let in_use = tally.busy > 0 && !node.residency.peers.is_clustered();
                     let in_use = remaining.in_use || in_use;
                     return Ok((Remaining { in_use, ..remaining }, End::InUse));
                 }

@@ -11,7 +11,7 @@ use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use super::work::Work;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 
 /// Whether `found` is the version that an interrupted worker was about to publish.
@@ -113,7 +113,7 @@ pub(crate) fn is_own(record: &Record, found: &Attributes) -> bool {
         || in_place && found.same_inode(&known)
 }
 
-impl Node {
+impl Writeback {
     /// The inode that has a name now; none if the directory is gone with it.
     pub(super) fn heir(&self, link: &Link) -> Result<Option<Arc<Record>>> {
         if link.parent == LIMBO {
@@ -136,7 +136,7 @@ impl Node {
         self.is_of_another(work, link, found, &|_, _| Ok(true))
     }
 
-    /// As [`Node::is_anothers`], for one that can't tell whether it is its own. Of several of this kind one
+    /// As [`Writeback::is_anothers`], for one that can't tell whether it is its own. Of several of this kind one
     /// has it: if each left it to the others, as when all have their turns before any of them is reported,
     /// nobody would ever see to it. A removed directory leaves it only to one that is known by it: what
     /// the removed one has in it must go, and would be the other's. Nothing is made under a name that

@@ -40,8 +40,8 @@ use parking_lot::Mutex;
 
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::files::File;
+use crate::writeback::Writeback;
 
 pub(crate) use attributes::described;
 pub use conflict::Conflict;
@@ -100,7 +100,7 @@ pub struct Remaining {
     pub in_use: bool,
     /// Files that other nodes have not written back; not counted above, as they are theirs to do.
     pub elsewhere: u64,
-    /// Of the entries, those that the backing store can't have as they are ([`Node::refused`]): a
+    /// Of the entries, those that the backing store can't have as they are ([`Writeback::refused`]): a
     /// drain does not wait for them.
     pub refused: u64,
 }
@@ -129,7 +129,7 @@ const MAX_PASSES: usize = 16;
 /// How long a worker waits for another one that is at the same inode.
 const OWNER_WAIT: Duration = Duration::from_secs(2);
 
-impl Node {
+impl Writeback {
     /// Brings the backing store in line with `ino` now, its parents first. On a thread that may
     /// wait.
     ///
@@ -154,7 +154,7 @@ impl Node {
         Ok(true)
     }
 
-    /// As [`Node::reconcile`], for a file whose caller has it open: what was written before the
+    /// As [`Writeback::reconcile`], for a file whose caller has it open: what was written before the
     /// call is enough. A file that can still be written never counts as equal, but a flush that
     /// began after the call has all that the caller means.
     pub(crate) fn reconcile_open(&self, file: &File) -> Result<()> {
@@ -162,7 +162,7 @@ impl Node {
         self.reconcile_until(file.ino, &|| file.flush_done.load(Ordering::Acquire) > begun)
     }
 
-    /// As [`Node::reconcile`], of an inode that programs may go on to change: what it is at the call is
+    /// As [`Writeback::reconcile`], of an inode that programs may go on to change: what it is at the call is
     /// enough.
     pub(crate) fn reconcile_as_it_is(&self, ino: Ino) -> Result<()> {
         // Also of a file that is only mapped any more.
@@ -205,7 +205,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::reconcile`], as part of a batch. What was done is reported when the batch is
+    /// As [`Writeback::reconcile`], as part of a batch. What was done is reported when the batch is
     /// finished, whether this succeeded or not.
     fn reconcile_in<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
         if let Some(record) = self.known(ino)? {
@@ -299,7 +299,7 @@ impl Node {
 
     /// Brings one inode in line whose parents stand in place.
     fn reconcile_alone<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>, depth: usize) -> Result<()> {
-        self.pace();
+        self.residency.pace();
         if self.defects.is_set_aside(BackgroundKind::WriteBack, ino.0) {
             return Err(NodeError::SetAside { ino: ino.0 });
         }
@@ -312,21 +312,21 @@ impl Node {
                 return Err(NodeError::Busy);
             };
             let Some(record) = self.known(ino)? else {
-                self.doubt_place(ino);
+                self.rights.doubt_place(ino);
                 return Ok(());
             };
             if !record.differs() && record.queued.is_none() {
-                self.doubt_place(ino);
+                self.rights.doubt_place(ino);
                 return Ok(());
             }
-            if self.is_others_work(&record) {
-                self.doubt_place(ino);
+            if self.rights.is_others_work(&record) {
+                self.rights.doubt_place(ino);
                 return Err(NodeError::Busy);
             }
-            if self.let_go_of_owned(&record)? {
+            if self.rights.let_go_of_owned(&record)? {
                 continue;
             }
-            self.list_before_removal(&record)?;
+            self.rights.list_before_removal(&record)?;
             if self.keeps_hidden(&record) {
                 return Ok(());
             }

@@ -14,7 +14,7 @@ use super::refused::is_beyond_store;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
-use crate::node::Node;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 
 pub(super) fn os(name: &[u8]) -> &OsStr {
@@ -26,7 +26,7 @@ fn unlisted(found: &Attributes) -> Fingerprint {
     Fingerprint { mtime: Timestamp::default(), ..found.fingerprint() }
 }
 
-impl Node {
+impl Writeback {
     /// Looks which of the names that the record claims are there, if that is in doubt: a worker
     /// was interrupted, or could not report.
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {

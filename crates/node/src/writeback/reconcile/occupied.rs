@@ -12,7 +12,7 @@ use super::names::os;
 use super::owned::Owned;
 use super::work::Work;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 use crate::writeback::parked::parked_link;
 
@@ -28,7 +28,7 @@ pub(super) enum Room<'a> {
     Unreported,
 }
 
-impl Node {
+impl Writeback {
     /// Clears a name for the inode in hand of what inodes of ours still have there.
     pub(super) fn clear_name<'a>(
         &'a self,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 const SHARDS: usize = 32;
 
@@ -28,20 +28,20 @@ impl Owners {
 
 /// The sole right to change an inode in the backing store and to report about it.
 pub(crate) struct Owned<'a> {
-    node: &'a Node,
+    node: &'a Writeback,
     pub(super) ino: Ino,
 }
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
-        self.node.end_work(self.ino);
+        self.node.rights.end_work(self.ino);
         let (owned, freed) = self.node.reconciler.owners.shard(self.ino);
         owned.lock().remove(&self.ino.0);
         freed.notify_all();
     }
 }
 
-impl Node {
+impl Writeback {
     /// Whether nobody works on the backing store.
     pub(crate) fn reconciler_is_idle(&self) -> bool {
         self.reconciler.owners.shards.iter().all(|(owned, _)| owned.lock().is_empty())
@@ -96,6 +96,6 @@ impl Node {
         owned.insert(ino.0, (Instant::now(), thread::current().id()));
         drop(owned);
         let right = Owned { node: self, ino };
-        self.begin_work(ino, until).then_some(right)
+        self.rights.begin_work(ino, until).then_some(right)
     }
 }

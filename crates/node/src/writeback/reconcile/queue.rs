@@ -17,10 +17,10 @@ use parking_lot::{Condvar, Mutex};
 use super::refused::is_beyond_store;
 use super::work::Batch;
 use crate::clock;
-use crate::config::Writeback;
+use crate::config::WritebackPolicy;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::pool::Urgency;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 use crate::writeback::upkeep::Step;
 
@@ -162,7 +162,7 @@ pub(super) enum Turn {
     Refused,
 }
 
-impl Node {
+impl Writeback {
     /// Tells the workers that `ino` has something for the backing store from `delay` on. Said
     /// again, the later time counts, but it is not put off for ever; no delay means at once.
     pub(crate) fn reconcile_later(&self, ino: Ino, delay: Duration) {
@@ -453,7 +453,7 @@ impl Node {
 
     /// Whether a removed file is to be left alone until its last close.
     pub(super) fn keeps_hidden(&self, record: &Record) -> bool {
-        is_hidden_orphan(record) && !self.is_left_orphan(record)
+        is_hidden_orphan(record) && !self.rights.is_left_orphan(record)
     }
 
     /// Whether it is time for an inode, by the write-back rule and its users.
@@ -470,7 +470,7 @@ impl Node {
     /// Whether a file's bytes are to be written when nobody asks: always, except that some mounts
     /// write only what must make room.
     fn is_due(&self, ino: Ino) -> bool {
-        self.config.writeback != Writeback::OnEviction
+        self.config.writeback != WritebackPolicy::OnEviction
             || self.reconciler.wanted.lock().contains(&ino.0)
     }
 
@@ -513,7 +513,7 @@ impl Node {
     /// not put things off: a change in the future counts as old.
     fn has_aged(&self, record: &Record) -> bool {
         let delay = match self.config.writeback {
-            Writeback::After(delay) if record.dirty => delay,
+            WritebackPolicy::After(delay) if record.dirty => delay,
             _ => NAMES_DELAY,
         };
         let changed = record.attr.ctime.max(record.attr.mtime);

@@ -20,8 +20,8 @@ use rustix::process::{getegid, geteuid};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::doubt::open_below;
+use crate::writeback::Writeback;
 
 /// Inodes whose refusals are remembered; more are only counted.
 const MAX_REMEMBERED: usize = 1000;
@@ -101,7 +101,7 @@ pub(crate) fn is_refused_owner(error: &StoreError) -> bool {
     )
 }
 
-impl Node {
+impl Writeback {
     /// What the backing store does not take, by inode.
     pub fn refused(&self) -> Vec<Refused> {
         let refused = self.reconciler.limits.refused.lock().clone();

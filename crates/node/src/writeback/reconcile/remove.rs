@@ -13,11 +13,11 @@ use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
-use crate::node::Node;
+use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 use crate::writeback::parked::parked_link;
 
-impl Node {
+impl Writeback {
     /// Takes the names of an inode that has none here.
     pub(super) fn remove<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let is_file = work.record.attr.kind == FileKind::Regular;

@@ -21,7 +21,7 @@ use super::Remaining;
 use super::data_side::Stub;
 use super::identity::{is_own, was_changed};
 use crate::clock;
-use crate::config::{Coherence, NodeConfig, Writeback};
+use crate::config::{Coherence, NodeConfig, WritebackPolicy};
 use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
@@ -63,7 +63,12 @@ impl Stub for Contents {
         self.open.lock().contains(&ino.0)
     }
 
-    fn flush(&self, node: &Node, record: &Record, target: &Target<'_>) -> Result<Flushed> {
+    fn flush(
+        &self,
+        node: &crate::writeback::Writeback,
+        record: &Record,
+        target: &Target<'_>,
+    ) -> Result<Flushed> {
         let now = node.meta.get(record.ino)?;
         let removed = now.links.is_empty() && !record.links.is_empty();
         if removed || now.backing.fingerprint != record.backing.fingerprint {
@@ -176,7 +181,11 @@ fn node_on(
         let steward = Steward::new(&steward).expect("a sound configuration");
         let residency = crate::residency::Residency::new(given, Vec::new(), (steward, None), false);
         let reconciler = super::Reconciler { stub, ..Default::default() };
-        Node::of(this, residency, (None, None), (reconciler, 0, Default::default()))
+        let upper = || Box::new(crate::seams::Upper(this.clone()));
+        let above = (Box::new(crate::writeback::seams::AllRights) as Box<_>, upper() as Box<_>);
+        let writeback =
+            crate::writeback::Writeback::new(residency, reconciler, Default::default(), above);
+        Node::of(this, writeback, (None, None), 0)
     })
 }
 
@@ -185,7 +194,7 @@ pub(crate) fn test_node(dir: &Path) -> (Arc<Node>, Arc<Contents>) {
     let backing = Arc::new(DirBacking::open(dir, "test").expect("the backing store opens"));
     let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
     let node = node_on(backing, meta, &contents, |_| {});
-    node.import_root().expect("the root is there");
+    node.writeback.import_root().expect("the root is there");
     (node, contents)
 }
 
@@ -211,7 +220,7 @@ impl Bench {
         let backing = Arc::new(InterceptedBacking::new(inner, by));
         let meta = MetaStore::open(engine, &Options::default()).expect("opens");
         let node = node_on(backing, meta, &contents, change);
-        node.import_root().expect("the root is there");
+        node.writeback.import_root().expect("the root is there");
         Bench { node, contents, root: scratch.0.clone(), _scratch: scratch }
     }
 
@@ -224,7 +233,7 @@ impl Bench {
     }
 
     fn find(&self, dir: Ino, name: &str) -> Option<Arc<Record>> {
-        self.node.find(&Context::DAEMON, dir, name.as_bytes()).expect("a look-up")
+        self.node.writeback.find(&Context::DAEMON, dir, name.as_bytes()).expect("a look-up")
     }
 
     fn split<'p>(&self, path: &'p str) -> (Ino, &'p str) {
@@ -288,19 +297,19 @@ impl Bench {
 
     fn rmdir(&self, path: &str) {
         let (dir, name) = self.split(path);
-        self.node.ensure_listed(&Context::DAEMON, self.dir(path)).expect("listed");
+        self.node.writeback.ensure_listed(&Context::DAEMON, self.dir(path)).expect("listed");
         self.node.meta.rmdir(dir, name.as_bytes(), clock::wall_time(), false).expect("removed");
     }
 
     fn drain(&self) -> Remaining {
         let until = Instant::now() + Duration::from_secs(20);
-        self.node.drain(until, &mut |_| true).expect("the namespace works")
+        self.node.writeback.drain(until, &mut |_| true).expect("the namespace works")
     }
 
     fn drained(&self) {
         let remaining = self.drain();
-        let error = self.node.last_backlog_error();
-        let left = self.node.unwritten(5);
+        let error = self.node.writeback.last_backlog_error();
+        let left = self.node.writeback.unwritten(5);
         assert_eq!(remaining, Remaining::default(), "{error:?} {left:?}");
     }
 
@@ -442,7 +451,7 @@ fn both_names_of_a_removed_file_when_another_has_them_now_then_no_conflict() {
         bench.unlink("two");
         link(bench.make("one", kind, 0o600));
         bench.drained();
-        assert_eq!(bench.node.conflicts(), (0, vec![]), "{kind:?}");
+        assert_eq!(bench.node.writeback.conflicts(), (0, vec![]), "{kind:?}");
         assert_eq!(bench.names(""), ["one", "two"], "{kind:?}");
         let number = |name: &str| fs::metadata(bench.root.join(name)).expect("it is there").ino();
         assert_eq!(number("one"), number("two"), "{kind:?}");
@@ -464,7 +473,7 @@ fn a_tree_removed_when_drained_in_any_order_then_gone() {
     for path in ["t/u/v", "t/u", "t"] {
         bench.rmdir(path);
     }
-    bench.node.reconcile(top).expect("the top goes with all below");
+    bench.node.writeback.reconcile(top).expect("the top goes with all below");
     bench.drained();
     assert_eq!(bench.names(""), Vec::<String>::new());
     assert_eq!(bench.node.meta.counts().inodes, 1);
@@ -484,7 +493,7 @@ fn changed_on_both_sides_when_drained_then_both_are_kept() {
     let ours = names.iter().find(|name| name.contains(".forebay-conflict-")).expect("kept");
     assert_eq!(bench.read(ours), b"ours");
     assert_eq!(bench.find(Ino::ROOT, "file").expect("visible").attr.size, 11);
-    let (count, conflicts) = bench.node.conflicts();
+    let (count, conflicts) = bench.node.writeback.conflicts();
     assert_eq!((count, conflicts[0].path.as_slice()), (1, &b"file"[..]));
 }
 
@@ -501,7 +510,7 @@ fn new_on_both_sides_when_drained_then_both_are_kept() {
     bench.drained();
     assert_eq!(bench.read("file"), b"theirs");
     assert_eq!(bench.read("empty"), b"theirs");
-    assert_eq!(bench.node.conflicts().0, 2);
+    assert_eq!(bench.node.writeback.conflicts().0, 2);
     assert_eq!(bench.names("").len(), 5);
     let dir = bench.dir("dir");
     assert_eq!(bench.find(dir, "inside").expect("the directories are one").attr.size, 6);
@@ -522,7 +531,7 @@ fn removed_here_and_changed_outside_when_drained_then_it_comes_back() {
     assert_eq!(bench.find(Ino::ROOT, "file").expect("visible again").attr.size, 12);
     let dir = bench.find(Ino::ROOT, "dir").expect("visible again").ino;
     assert!(bench.find(dir, "foreign").is_some());
-    assert_eq!(bench.node.conflicts().0, 2);
+    assert_eq!(bench.node.writeback.conflicts().0, 2);
 }
 
 #[test]
@@ -546,10 +555,10 @@ fn a_removed_file_in_use_when_drained_then_hidden_until_released() {
     bench.drained();
     assert_eq!(bench.names(""), Vec::<String>::new());
     let record = meta.get(ino).expect("in use");
-    let file = bench.node.open_backing(&record, forebay_store::backing::Access::Read);
+    let file = bench.node.writeback.open_backing(&record, forebay_store::backing::Access::Read);
     assert_eq!(file.expect("within reach").stat().expect("stat").size, 5);
     meta.release_orphan(ino, clock::wall_time()).expect("released");
-    bench.node.reconcile(ino).expect("removed for good");
+    bench.node.writeback.reconcile(ino).expect("removed for good");
     assert_eq!(bench.node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
     assert!(meta.get(ino).is_err());
 }
@@ -567,43 +576,51 @@ fn a_failing_store_when_it_works_again_then_all_converges() {
         vec![Rule { operation: None, fault, skip: 0, times: 300, per_mille: 200 }]
     };
     flaky.set_rules(some(libc::EIO));
-    bench.node.drain(Instant::now() + Duration::from_secs(2), &mut |_| true).expect("no panic");
+    bench
+        .node
+        .writeback
+        .drain(Instant::now() + Duration::from_secs(2), &mut |_| true)
+        .expect("no panic");
     flaky.set_rules(vec![]);
     for index in 0..20 {
         bench.rename(&format!("d/{index}"), &format!("moved-{index}"), false);
     }
     flaky.set_rules(some(libc::ENOSPC));
-    bench.node.drain(Instant::now() + Duration::from_secs(2), &mut |_| true).expect("no panic");
+    bench
+        .node
+        .writeback
+        .drain(Instant::now() + Duration::from_secs(2), &mut |_| true)
+        .expect("no panic");
     assert!(flaky.faults() > 50, "{}", flaky.faults());
     flaky.set_rules(vec![]);
     bench.drained();
     for index in 0..20 {
         assert_eq!(bench.read(&format!("moved-{index}")), format!("{index}").as_bytes());
     }
-    assert_eq!(bench.node.conflicts(), (0, vec![]));
+    assert_eq!(bench.node.writeback.conflicts(), (0, vec![]));
     assert_eq!(bench.names("d").len(), 20, "{:?}", bench.names("d"));
-    assert_eq!(bench.node.last_backlog_error(), None);
+    assert_eq!(bench.node.writeback.last_backlog_error(), None);
 }
 
 #[test]
 fn the_queue_when_started_then_writes_by_itself_but_not_open_files() {
     let bench = Bench::with(Arc::new(Counter::default()), |config| {
-        config.writeback = Writeback::After(Duration::from_millis(100));
+        config.writeback = WritebackPolicy::After(Duration::from_millis(100));
     });
     let closed = bench.write("closed", b"1");
     let open = bench.write("open", b"2");
     bench.contents.open.lock().insert(open.0);
-    bench.node.start_reconciler();
-    bench.node.reconcile_later(closed, Duration::from_millis(100));
-    bench.node.reconcile_later(open, Duration::from_millis(100));
+    bench.node.writeback.start_reconciler();
+    bench.node.writeback.reconcile_later(closed, Duration::from_millis(100));
+    bench.node.writeback.reconcile_later(open, Duration::from_millis(100));
     let until = Instant::now() + Duration::from_secs(5);
-    while bench.node.backlog_len() > 1 && Instant::now() < until {
+    while bench.node.writeback.backlog_len() > 1 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(bench.names(""), ["closed"]);
     bench.drained();
     assert_eq!(bench.names(""), ["closed", "open"]);
-    bench.node.stop_reconciler();
+    bench.node.writeback.stop_reconciler();
     for thread in bench.node.threads.lock().drain(..) {
         thread.join().expect("it ends");
     }
@@ -618,7 +635,7 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
     bench.write("one/sub/file", b"1");
     bench.write("two/file", b"2");
     let until = Instant::now() + Duration::from_secs(10);
-    let remaining = bench.node.sync_subtree(bench.dir("one"), until, &mut |_| true);
+    let remaining = bench.node.writeback.sync_subtree(bench.dir("one"), until, &mut |_| true);
     assert_eq!(remaining.expect("it works").left.entries, 0);
     assert_eq!(bench.read("one/sub/file"), b"1");
     assert_eq!(bench.names(""), ["one"]);
@@ -647,13 +664,13 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
             .meta
             .unlink(Ino::ROOT, name.as_bytes(), clock::wall_time(), true)
             .expect("removed");
-        bench.node.reconcile(*ino).expect("hidden");
+        bench.node.writeback.reconcile(*ino).expect("hidden");
     }
     assert_eq!(bench.node.backing.list_parked().expect("limbo").len(), inos.len());
     for ino in &inos {
         bench.contents.open.lock().remove(&ino.0);
         bench.node.meta.release_orphan(*ino, clock::wall_time()).expect("released");
-        bench.node.reconcile(*ino).expect("removed");
+        bench.node.writeback.reconcile(*ino).expect("removed");
     }
     // The root may be listed in the background.
     assert!(lists.0.load(Ordering::Relaxed) <= before + 1);
@@ -690,11 +707,11 @@ impl Interceptor for Refusing {
 fn a_publish_that_fails_when_nobody_waits_then_shown_and_tried_again_with_pauses() {
     let refusing = Arc::new(Refusing::default());
     let bench = Bench::with(refusing.clone(), |config| {
-        config.writeback = Writeback::After(Duration::from_millis(1));
+        config.writeback = WritebackPolicy::After(Duration::from_millis(1));
     });
     let ino = bench.write("file", b"bytes");
-    bench.node.start_reconciler();
-    bench.node.reconcile_later(ino, Duration::ZERO);
+    bench.node.writeback.start_reconciler();
+    bench.node.writeback.reconcile_later(ino, Duration::ZERO);
     let wait_for = |what: &dyn Fn() -> bool| {
         let until = Instant::now() + Duration::from_secs(10);
         while !what() && Instant::now() < until {
@@ -704,16 +721,21 @@ fn a_publish_that_fails_when_nobody_waits_then_shown_and_tried_again_with_pauses
     wait_for(&|| refusing.at.lock().len() >= 4);
     let pauses: Vec<Duration> = refusing.at.lock().windows(2).map(|at| at[1] - at[0]).collect();
     assert!(pauses.iter().all(|pause| *pause >= Duration::from_millis(100)), "{pauses:?}");
-    wait_for(&|| bench.node.write_error(ino).is_some());
-    let error = bench.node.write_error(ino).expect("shown for the file");
+    wait_for(&|| bench.node.writeback.write_error(ino).is_some());
+    let error = bench.node.writeback.write_error(ino).expect("shown for the file");
     assert!(error.contains("file"), "{error}");
-    assert!(bench.node.last_backlog_error().expect("shown").starts_with("/file: "));
+    assert!(bench.node.writeback.last_backlog_error().expect("shown").starts_with("/file: "));
     assert!(bench.node.metrics.flush_failures.get() >= 3);
     refusing.works.store(true, Ordering::Release);
-    wait_for(&|| bench.node.backlog_len() == 0 && bench.node.write_error(ino).is_none());
+    wait_for(&|| {
+        bench.node.writeback.backlog_len() == 0 && bench.node.writeback.write_error(ino).is_none()
+    });
     assert_eq!(bench.read("file"), b"bytes");
-    assert_eq!((bench.node.write_error(ino), bench.node.last_backlog_error()), (None, None));
-    bench.node.stop_reconciler();
+    assert_eq!(
+        (bench.node.writeback.write_error(ino), bench.node.writeback.last_backlog_error()),
+        (None, None)
+    );
+    bench.node.writeback.stop_reconciler();
     for thread in bench.node.threads.lock().drain(..) {
         thread.join().expect("it ends");
     }

@@ -15,7 +15,7 @@ use super::identity::is_pending;
 use super::names::os;
 use crate::clock;
 use crate::error::Result;
-use crate::node::Node;
+use crate::writeback::Writeback;
 use crate::writeback::parked::parked_link;
 
 /// No record has this count of changes: what is reported with it takes nothing from the backlog.
@@ -24,7 +24,7 @@ const NEVER: u64 = u64::MAX;
 /// Names tried for what is left of a file.
 const MAX_NAMES: u32 = 1000;
 
-impl Node {
+impl Writeback {
     /// Gives the version in the backing store its name back where the object of `record`, which is
     /// only `len` bytes long, is less than the namespace knows of; the object gets a name beside it.
     pub(crate) fn set_aside_if_cut(&self, record: &Record, len: u64) -> Result<()> {
@@ -112,7 +112,7 @@ impl Node {
     }
 }
 
-impl Node {
+impl Writeback {
     /// What has its name back needs none in limbo: takes it away, if there is one, and says which.
     fn take_from_parked(&self, ino: Ino, found: &Attributes) -> Result<Option<Link>> {
         let limbo = parked_link(ino);

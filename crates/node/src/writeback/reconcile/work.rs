@@ -15,7 +15,7 @@ use super::queue::NAMES_DELAY;
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
-use crate::node::Node;
+use crate::writeback::Writeback;
 
 /// No record has this count of changes: one that is reported with it stays in the backlog.
 const NEVER: u64 = u64::MAX;
@@ -286,7 +286,7 @@ struct Finished<'a> {
 
 /// The work of one thread between two syncs of directories: many inodes share one sync.
 pub(super) struct Batch<'a> {
-    node: &'a Node,
+    node: &'a Writeback,
     dirs: BTreeMap<u64, Dir>,
     finished: Vec<Finished<'a>>,
     followers: Vec<Ino>,
@@ -295,7 +295,7 @@ pub(super) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(super) fn new(node: &'a Node) -> Self {
+    pub(super) fn new(node: &'a Writeback) -> Self {
         Batch {
             node,
             dirs: BTreeMap::new(),
@@ -316,7 +316,7 @@ impl<'a> Batch<'a> {
         self.finished.iter().any(|finished| finished.owned.ino == ino && finished.placed)
     }
 
-    /// How long to wait for the owner of `ino`; see [`Node::own`].
+    /// How long to wait for the owner of `ino`; see [`Writeback::own`].
     pub(super) fn timeout(&self, ino: Ino) -> Duration {
         let last = self.finished.iter().all(|finished| finished.owned.ino < ino);
         if last { OWNER_WAIT } else { Duration::ZERO }
@@ -437,7 +437,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Node {
+impl Writeback {
     fn report(&self, owned: &Owned<'_>, seen_change: u64, facts: &Facts) -> Result<()> {
         for link in &facts.gone {
             self.backing_name_gone(link);

@@ -117,7 +117,7 @@ fn namespace_when_the_backing_store_is_changed_then_durable_before() {
     // The file that a version is put together in has no name yet.
     let in_place = early.iter().filter(|(operation, _)| *operation != Operation::SetAttributes);
     assert_eq!(in_place.count(), 0, "{early:?}");
-    assert_eq!(bench.node.conflicts().0, 0);
+    assert_eq!(bench.node.writeback.conflicts().0, 0);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn attributes_set_in_place_when_noted_then_durably_and_before() {
         bench.drained();
         order.seen.lock().clear();
         change(&bench, ino, perm, 1_000_000_000);
-        bench.node.reconcile(ino).expect("set");
+        bench.node.writeback.reconcile(ino).expect("set");
         let seen = order.seen.lock();
         let set: Vec<_> = seen.iter().filter(|it| it.0 == Operation::SetAttributes).collect();
         assert!(!set.is_empty() && set.iter().all(|(_, early)| !early), "{seen:?}");
@@ -144,16 +144,19 @@ fn rename_that_got_no_answer_when_found_then_durable_before_it_is_reported() {
     let lost =
         Rule { fault: Verdict::Lost(libc::EIO), ..Rule::nth(Operation::Rename, 1, libc::EIO) };
     order.flaky.set_rules(vec![lost]);
-    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.node.writeback.reconcile(ino).expect_err("the answer was lost");
     assert_eq!(bench.names(""), ["two"]);
     order.seen.lock().clear();
-    bench.node.reconcile(ino).expect("found");
+    bench.node.writeback.reconcile(ino).expect("found");
     assert!(order.saw(Operation::Sync), "{:?}", order.seen.lock());
     assert_eq!(bench.node.meta.get(ino).expect("it is there").backing.links.len(), 1);
     // The change time that the rename has moved is not one of others' making.
     bench.write("two", b"other bytes");
     bench.drained();
-    assert_eq!((bench.node.conflicts().0, bench.read("two")), (0, b"other bytes".to_vec()));
+    assert_eq!(
+        (bench.node.writeback.conflicts().0, bench.read("two")),
+        (0, b"other bytes".to_vec())
+    );
 }
 
 /// A daemon that dies before it moves a file aside leaves a claim of a place that is not there; until a
@@ -164,7 +167,7 @@ fn file_that_only_claims_a_place_in_limbo_when_opened_then_it_is_where_it_was() 
     let ino = bench.write("file", b"bytes");
     bench.drained();
     bench.node.meta.claim(ino, &parked_link(ino)).expect("claimed");
-    let opened = bench.node.open_version(ino).expect("it is there");
+    let opened = bench.node.writeback.open_version(ino).expect("it is there");
     assert_eq!(opened.len().expect("its length"), 5);
 }
 
@@ -179,10 +182,10 @@ fn new_file_that_only_claims_its_name_when_looked_at_then_the_removed_one_does_n
     let new = bench.make("name", FileKind::Regular, 0o644);
     let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
     bench.node.meta.claim(new, &link).expect("claimed");
-    bench.node.time_passes(new);
+    bench.node.writeback.time_passes(new);
     let known = bench.node.meta.get(new).expect("it is there");
-    let record = bench.node.revalidate(&Context::DAEMON, known).expect("it is there");
+    let record = bench.node.writeback.revalidate(&Context::DAEMON, known).expect("it is there");
     assert_eq!((record.attr.size, record.backing.fingerprint), (0, None));
     bench.drained();
-    assert_eq!((bench.read("name"), bench.node.conflicts().0), (Vec::new(), 0));
+    assert_eq!((bench.read("name"), bench.node.writeback.conflicts().0), (Vec::new(), 0));
 }

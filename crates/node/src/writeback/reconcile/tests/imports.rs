@@ -17,7 +17,7 @@ fn populated() -> Bench {
 #[test]
 fn find_when_nothing_is_known_then_must_wait_and_imports() {
     let bench = populated();
-    let unknown = bench.node.find(&READER, Ino::ROOT, b"dir");
+    let unknown = bench.node.writeback.find(&READER, Ino::ROOT, b"dir");
     assert!(matches!(unknown, Err(NodeError::MustWait)));
     let dir = bench.dir("dir");
     assert_eq!(bench.find(dir, "17").expect("imported").attr.size, 1);
@@ -31,7 +31,9 @@ fn ensure_listed_when_many_entries_then_all_once_though_many_ask() {
     let dir = bench.dir("dir");
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed"));
+            scope.spawn(|| {
+                bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
+            });
         }
     });
     let (mut count, mut cursor) = (0, 0);
@@ -48,12 +50,12 @@ fn ensure_listed_when_many_entries_then_all_once_though_many_ask() {
 fn outside_changes_when_the_time_has_passed_then_seen() {
     let bench = populated();
     let dir = bench.dir("dir");
-    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     let changed = bench.find(dir, "5").expect("known").ino;
     fs::write(bench.root.join("dir/5"), b"longer than before").expect("written");
     fs::write(bench.root.join("dir/new"), b"new").expect("written");
     fs::remove_file(bench.root.join("dir/6")).expect("removed");
-    bench.node.time_passes(dir);
+    bench.node.writeback.time_passes(dir);
     assert!(bench.find(dir, "6").is_none());
     assert_eq!(bench.find(dir, "new").expect("seen").attr.size, 3);
     assert_eq!(bench.find(dir, "5").expect("seen").attr.size, 18);
@@ -69,10 +71,13 @@ fn revalidate_when_changed_or_removed_outside_then_says_so() {
     let other = bench.find(Ino::ROOT, "other").expect("imported");
     fs::write(bench.root.join("file"), b"22").expect("written");
     fs::remove_file(bench.root.join("other")).expect("removed");
-    assert!(matches!(bench.node.revalidate(&READER, file.clone()), Err(NodeError::MustWait)));
-    let now = bench.node.revalidate(&Context::DAEMON, file).expect("there");
+    assert!(matches!(
+        bench.node.writeback.revalidate(&READER, file.clone()),
+        Err(NodeError::MustWait)
+    ));
+    let now = bench.node.writeback.revalidate(&Context::DAEMON, file).expect("there");
     assert_eq!(now.attr.size, 2);
-    let gone = bench.node.revalidate(&Context::DAEMON, other);
+    let gone = bench.node.writeback.revalidate(&Context::DAEMON, other);
     assert!(matches!(gone, Err(NodeError::Posix(rustix::io::Errno::NOENT))));
     assert!(bench.node.meta.lookup(Ino::ROOT, b"other").expect("a look-up").is_none());
 }
@@ -83,7 +88,7 @@ fn our_own_changes_when_checked_then_not_taken_for_changes_by_others() {
     let bench = Bench::with(counter.clone(), |_| {});
     // The private area in the root is made once, and is not what is looked for.
     drop(bench.node.backing.temporary(1).expect("made"));
-    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     for index in 0..10 {
         bench.write(&format!("file-{index}"), b"x");
     }
@@ -93,14 +98,14 @@ fn our_own_changes_when_checked_then_not_taken_for_changes_by_others() {
     bench.unlink("file-2");
     bench.drained();
     for dir in [Ino::ROOT, bench.dir("dir")] {
-        let handle = bench.node.backing_dir(dir).expect("there");
-        let (as_known, _) = bench.node.looks_as_known(dir, &handle).expect("stat");
+        let handle = bench.node.writeback.backing_dir(dir).expect("there");
+        let (as_known, _) = bench.node.writeback.looks_as_known(dir, &handle).expect("stat");
         assert!(as_known, "{dir}");
     }
     fs::write(bench.root.join("foreign"), b"x").expect("written");
     bench.write("file-3", b"changed");
     bench.drained();
-    bench.node.time_passes(Ino::ROOT);
+    bench.node.writeback.time_passes(Ino::ROOT);
     assert!(bench.find(Ino::ROOT, "foreign").is_some(), "changes by others still count");
 }
 
@@ -110,10 +115,11 @@ fn a_name_given_up_when_a_listing_has_seen_it_then_not_imported_again() {
     bench.write("file", b"x");
     bench.drained();
     // A listing that read the name before, and hands it over after it was removed.
-    let handle = bench.node.backing_dir(Ino::ROOT).expect("root");
+    let handle = bench.node.writeback.backing_dir(Ino::ROOT).expect("root");
     let mut removed = false;
     bench
         .node
+        .writeback
         .import_all(Ino::ROOT, &handle, &mut |found| {
             if !removed && found.iter().any(|found| &*found.name == b"file") {
                 removed = true;
@@ -121,7 +127,7 @@ fn a_name_given_up_when_a_listing_has_seen_it_then_not_imported_again() {
                 let gone = meta
                     .unlink(Ino::ROOT, b"file", crate::clock::wall_time(), false)
                     .expect("removed");
-                bench.node.reconcile(gone.record.ino).expect("removed below");
+                bench.node.writeback.reconcile(gone.record.ino).expect("removed below");
             }
             Ok(())
         })
@@ -135,7 +141,7 @@ fn a_store_that_hangs_when_known_names_are_asked_for_then_served() {
     let stuck = Arc::new(forebay_store::decorators::Stuck::default());
     let bench = Bench::with(stuck.clone(), |_| {});
     fs::write(bench.root.join("file"), b"1").expect("written");
-    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     stuck.hang(&[Operation::Stat, Operation::List]);
     let node = bench.node.clone();
     let asked = stuck.clone();
@@ -143,7 +149,7 @@ fn a_store_that_hangs_when_known_names_are_asked_for_then_served() {
         // The first of them that asks the store hangs.
         let began = Instant::now();
         while asked.waiting() == 0 && began.elapsed() < Duration::from_secs(5) {
-            node.find(&Context::DAEMON, Ino::ROOT, b"file").ok();
+            node.writeback.find(&Context::DAEMON, Ino::ROOT, b"file").ok();
         }
     });
     let began = Instant::now();
@@ -170,7 +176,7 @@ fn xattrs_when_asked_for_then_imported_and_written_back() {
         return; // No user attributes on this file system.
     }
     let ino = bench.find(Ino::ROOT, "file").expect("imported").ino;
-    bench.node.import_xattrs(&Context::DAEMON, ino).expect("imported");
+    bench.node.writeback.import_xattrs(&Context::DAEMON, ino).expect("imported");
     let meta = &bench.node.meta;
     assert_eq!(meta.xattr_get(ino, b"user.color").expect("known"), Some(b"red".to_vec()));
     let either = forebay_meta::XattrFlags::Either;
@@ -206,12 +212,14 @@ fn exclusive_when_others_change_then_nothing_is_asked() {
     let counter = Arc::new(Counter::default());
     let bench = Bench::with(counter.clone(), |config| config.coherence = Coherence::Exclusive);
     fs::write(bench.root.join("file"), b"1").expect("written");
-    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     let before = counter.all.load(Ordering::Relaxed);
     for _ in 0..100 {
-        let file = bench.node.find(&READER, Ino::ROOT, b"file").expect("no waiting");
-        bench.node.revalidate(&READER, file.expect("known")).expect("no waiting");
-        assert!(bench.node.find(&READER, Ino::ROOT, b"absent").expect("no waiting").is_none());
+        let file = bench.node.writeback.find(&READER, Ino::ROOT, b"file").expect("no waiting");
+        bench.node.writeback.revalidate(&READER, file.expect("known")).expect("no waiting");
+        assert!(
+            bench.node.writeback.find(&READER, Ino::ROOT, b"absent").expect("no waiting").is_none()
+        );
     }
     assert_eq!(counter.all.load(Ordering::Relaxed), before);
 }

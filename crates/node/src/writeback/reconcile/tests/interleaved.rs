@@ -143,7 +143,7 @@ fn work(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool, t
         let due: Vec<(Ino, u32)> =
             queued.iter().skip(first).take(many).map(|(_, ino)| (*ino, 0)).collect();
         if !due.is_empty() && random.below(3) > 0 {
-            node.take_turns(&due, true, &mut |_, _| {});
+            node.writeback.take_turns(&due, true, &mut |_, _| {});
         }
         lockstep::blocked();
     }
@@ -156,16 +156,16 @@ fn look(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
         for _ in 0..4 {
             let context = Context::DAEMON;
             match random.below(4) {
-                0 => drop(node.ensure_listed(&context, at)),
-                1 => node.drop_handle(at),
+                0 => drop(node.writeback.ensure_listed(&context, at)),
+                1 => node.writeback.drop_handle(at),
                 _ => {}
             }
             let name = NAMES[random.below(NAMES.len())].as_bytes();
-            let Ok(Some(record)) = node.find(&context, at, name) else { break };
+            let Ok(Some(record)) = node.writeback.find(&context, at, name) else { break };
             if record.is_directory() {
                 at = record.ino;
             } else {
-                drop(node.revalidate(&context, record));
+                drop(node.writeback.revalidate(&context, record));
                 break;
             }
         }
@@ -371,15 +371,15 @@ impl World {
         let node = node_on(self.backing.clone(), meta, &self.contents, change);
         // Nobody works but those who take turns.
         let closed = node.slow.close(Duration::from_secs(5));
-        assert!(closed && node.flushers.close(Duration::from_secs(5)));
+        assert!(closed && node.writeback.flushers.close(Duration::from_secs(5)));
         if life > 0 {
             self.backing.clean_temporaries("test").expect("cleaned");
-            node.take_up_written_entries().expect("taken up");
+            node.writeback.take_up_written_entries().expect("taken up");
             node.release_orphans(&HashSet::new()).expect("released");
             self.recover_bytes(&node, life);
         }
-        node.import_root().expect("the root is there");
-        node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+        node.writeback.import_root().expect("the root is there");
+        node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
         if self.scene.cuts {
             // Some have another name now, beside which an older version shows again.
             self.made = Made::new();
@@ -400,7 +400,7 @@ impl World {
             if self.scene.cuts && record.dirty && random.below(3) == 0 {
                 self.trace.add(format!("CUT {ino}"));
                 self.contents.bytes.lock().insert(ino, Vec::new());
-                node.set_aside_if_cut(&record, 0).expect("set aside");
+                node.writeback.set_aside_if_cut(&record, 0).expect("set aside");
                 let update = |record: &mut Record| {
                     record.attr.size = 0;
                     Queue::Yes
@@ -508,7 +508,7 @@ impl World {
         if self.scene.others || self.scene.cuts {
             // What others did last, and older versions, become known by another look.
             node.walk(Ino::ROOT, &mut |record| {
-                node.time_passes(record.ino);
+                node.writeback.time_passes(record.ino);
                 true
             })
             .expect("walked");
@@ -533,7 +533,7 @@ impl World {
 
     /// Where nobody else changes anything: all that the program has made is there, as it was made.
     fn compare_all(&mut self, node: &Arc<Node>) {
-        assert_eq!(node.conflicts().0, 0, "{:?}", node.conflicts());
+        assert_eq!(node.writeback.conflicts().0, 0, "{:?}", node.writeback.conflicts());
         let mut program = Program {
             node: node.clone(),
             contents: self.contents.clone(),
@@ -580,12 +580,17 @@ fn made_below(node: &Node, dir: Ino, path: &str, made: &mut Made) {
 
 fn drain(node: &Node) {
     let until = Instant::now() + Duration::from_secs(30);
-    let remaining = node.drain(until, &mut |_| true).expect("drained");
-    let left: Vec<String> = node.unwritten(9).map_or_else(
+    let remaining = node.writeback.drain(until, &mut |_| true).expect("drained");
+    let left: Vec<String> = node.writeback.unwritten(9).map_or_else(
         |error| vec![error.to_string()],
         |paths| paths.iter().map(|path| path.escape_ascii().to_string()).collect(),
     );
-    assert_eq!(remaining, Remaining::default(), "{:?} {left:?}", node.last_backlog_error());
+    assert_eq!(
+        remaining,
+        Remaining::default(),
+        "{:?} {left:?}",
+        node.writeback.last_backlog_error()
+    );
 }
 
 fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {

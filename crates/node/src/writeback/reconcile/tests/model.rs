@@ -68,8 +68,8 @@ impl World {
         let backing: Arc<dyn BackingStore> =
             Arc::new(InterceptedBacking::new(inner, flaky.clone()));
         let node = node_on(backing.clone(), open_meta(&meta_dir), &contents, |_| {});
-        node.import_root().expect("the root is there");
-        node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+        node.writeback.import_root().expect("the root is there");
+        node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
         World { node, meta_dir, backing, flaky, contents, root, _scratch: scratch }
     }
 
@@ -157,11 +157,12 @@ impl World {
                 let queued = meta.backlog(forebay_meta::Seq(0), 1000).expect("the backlog");
                 if !queued.is_empty() {
                     let (_, ino) = queued[choice as usize % queued.len()];
-                    self.node.take_turns(&[(ino, 0)], true, &mut |_, _| {});
+                    self.node.writeback.take_turns(&[(ino, 0)], true, &mut |_, _| {});
                 }
             }
             Action::Drain => {
                 self.node
+                    .writeback
                     .drain(Instant::now() + Duration::from_secs(5), &mut |_| true)
                     .expect("drained");
             }
@@ -184,7 +185,8 @@ impl World {
             node_on(self.backing.clone(), unused, &contents, |_| {}),
         );
         assert!(
-            old.slow.close(Duration::from_secs(5)) && old.flushers.close(Duration::from_secs(5))
+            old.slow.close(Duration::from_secs(5))
+                && old.writeback.flushers.close(Duration::from_secs(5))
         );
         drop(old);
         self.node = node_on(self.backing.clone(), open_meta(&self.meta_dir), &contents, |_| {});
@@ -249,7 +251,7 @@ impl World {
             let below = physical[path].1;
             assert_eq!(*groups.entry(*ino).or_insert(below), below, "{path:?}: hard links");
         }
-        assert_eq!(self.node.conflicts().0, 0, "{:?}", self.node.conflicts());
+        assert_eq!(self.node.writeback.conflicts().0, 0, "{:?}", self.node.writeback.conflicts());
         assert_eq!(self.backing.list_parked().expect("limbo"), Vec::<u64>::new());
         let counts = self.node.meta.counts();
         assert_eq!((counts.queued, counts.stale_names, counts.orphans), (0, 0, 0));
@@ -263,9 +265,9 @@ fn run(actions: &[Action]) {
     }
     world.flaky.set_rules(vec![]);
     let until = Instant::now() + Duration::from_secs(10);
-    let remaining = world.node.drain(until, &mut |_| true).expect("drained");
-    let error = world.node.last_backlog_error();
-    let left = world.node.unwritten(9).map(|paths| {
+    let remaining = world.node.writeback.drain(until, &mut |_| true).expect("drained");
+    let error = world.node.writeback.last_backlog_error();
+    let left = world.node.writeback.unwritten(9).map(|paths| {
         paths.into_iter().map(|path| String::from_utf8(path).expect("ASCII")).collect::<Vec<_>>()
     });
     assert_eq!(remaining, Remaining::default(), "{error:?} {left:?}");

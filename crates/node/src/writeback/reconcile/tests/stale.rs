@@ -70,7 +70,7 @@ fn bench() -> (Arc<Bench>, Arc<Meanwhile>) {
 }
 
 fn listed(bench: &Bench, dir: Ino) {
-    bench.node.ensure_listed(&Context::DAEMON, dir).expect("a directory that is there");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("a directory that is there");
 }
 
 #[test]
@@ -79,12 +79,14 @@ fn directory_renamed_by_a_worker_while_it_is_compared_then_neither_stale_nor_gon
     let dir = bench.mkdir("old");
     bench.write("old/file", b"x");
     bench.drained();
-    bench.node.drop_handle(dir);
+    bench.node.writeback.drop_handle(dir);
     bench.rename("old", "new", false);
     let worker = bench.clone();
     // Not found under its old name, and by then it is reported under the new one.
-    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(dir).expect("renamed"));
-    bench.node.time_passes(dir);
+    meanwhile.set(Operation::Open, ABSENT, move || {
+        worker.node.writeback.reconcile(dir).expect("renamed");
+    });
+    bench.node.writeback.time_passes(dir);
     listed(&bench, dir);
     assert!(meanwhile.is_done());
     assert_eq!(bench.find(Ino::ROOT, "new").expect("still there").ino, dir);
@@ -98,12 +100,14 @@ fn directory_whose_parent_is_renamed_by_a_worker_while_it_is_compared_then_stays
     let dir = bench.mkdir("old/dir");
     let file = bench.write("old/dir/file", b"x");
     bench.drained();
-    bench.node.drop_handle(above);
-    bench.node.drop_handle(dir);
+    bench.node.writeback.drop_handle(above);
+    bench.node.writeback.drop_handle(dir);
     bench.rename("old", "new", false);
     let worker = bench.clone();
-    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(above).expect("renamed"));
-    bench.node.time_passes(dir);
+    meanwhile.set(Operation::Open, ABSENT, move || {
+        worker.node.writeback.reconcile(above).expect("renamed");
+    });
+    bench.node.writeback.time_passes(dir);
     listed(&bench, dir);
     assert!(meanwhile.is_done());
     assert_eq!((bench.dir("new/dir"), bench.find(dir, "file").map(|file| file.ino)), {
@@ -117,12 +121,14 @@ fn file_whose_parent_is_renamed_by_a_worker_while_it_is_compared_then_stays() {
     let above = bench.mkdir("old");
     let file = bench.write("old/file", b"x");
     bench.drained();
-    bench.node.drop_handle(above);
+    bench.node.writeback.drop_handle(above);
     bench.rename("old", "new", false);
     let worker = bench.clone();
-    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(above).expect("renamed"));
+    meanwhile.set(Operation::Open, ABSENT, move || {
+        worker.node.writeback.reconcile(above).expect("renamed");
+    });
     let record = bench.node.meta.get(file).expect("known");
-    let now = bench.node.revalidate(&Context::DAEMON, record).expect("still there");
+    let now = bench.node.writeback.revalidate(&Context::DAEMON, record).expect("still there");
     assert!(meanwhile.is_done());
     assert_eq!((now.ino, bench.find(above, "file").map(|file| file.ino)), (file, Some(file)));
     assert!(!bench.contents.stale.lock().contains(&file.0), "its copy was kept");
@@ -134,13 +140,13 @@ fn file_whose_parent_is_about_to_be_renamed_when_not_found_then_stays() {
     let above = bench.mkdir("old");
     let file = bench.write("old/file", b"x");
     bench.drained();
-    bench.node.drop_handle(above);
+    bench.node.writeback.drop_handle(above);
     bench.rename("old", "new", false);
     // Neither the first nor the second look finds it: its parent is on the move.
     let again = meanwhile.clone();
     meanwhile.set(Operation::Open, ABSENT, move || again.set(Operation::Open, ABSENT, || {}));
     let record = bench.node.meta.get(file).expect("known");
-    let now = bench.node.revalidate(&Context::DAEMON, record).expect("still there");
+    let now = bench.node.writeback.revalidate(&Context::DAEMON, record).expect("still there");
     assert!(meanwhile.is_done());
     assert_eq!((now.ino, bench.find(above, "file").map(|file| file.ino)), (file, Some(file)));
 }
@@ -156,9 +162,9 @@ fn extended_attributes_read_while_a_worker_moves_the_directory_then_not_taken_fo
     if rustix::fs::setxattr(&path, "user.color", b"red", flags).is_err() {
         return; // No user attributes on this file system.
     }
-    bench.node.time_passes(above);
+    bench.node.writeback.time_passes(above);
     let file = bench.find(above, "file").expect("imported").ino;
-    bench.node.drop_handle(above);
+    bench.node.writeback.drop_handle(above);
     bench.rename("old", "new", false);
     // Neither the first nor the second look finds it: its parent is on the move.
     let again = meanwhile.clone();
@@ -179,10 +185,10 @@ fn directory_in_which_others_make_something_before_the_first_look_then_shown() {
             fs::write(root.join("dir/theirs"), b"x").expect("written by others");
         });
     });
-    bench.node.reconcile(dir).expect("made");
+    bench.node.writeback.reconcile(dir).expect("made");
     assert!(meanwhile.is_done());
     bench.drained();
-    bench.node.time_passes(dir);
+    bench.node.writeback.time_passes(dir);
     assert!(bench.find(dir, "theirs").is_some());
 }
 
@@ -198,7 +204,7 @@ fn directory_removed_while_it_is_compared_then_another_of_its_name_stays() {
         program.mkdir("dir");
         program.drained();
     });
-    bench.node.time_passes(first);
+    bench.node.writeback.time_passes(first);
     // Whoever lists the first one: it is removed, which is no failure of his.
     listed(&bench, first);
     assert!(meanwhile.is_done());
@@ -218,7 +224,7 @@ fn directory_that_waits_for_its_name_when_listed_then_is_not_taken_for_the_one_t
     let program = bench.clone();
     // The second has claimed its name, under which the first still stands.
     meanwhile.set(Operation::Limbo, Verdict::Pass, move || listed(&program, second));
-    bench.node.reconcile(second).expect("made");
+    bench.node.writeback.reconcile(second).expect("made");
     assert!(meanwhile.is_done());
     assert!(bench.find(second, "of the first").is_none(), "it has no such file");
     bench.write("dir/of the second", b"2");
@@ -242,7 +248,7 @@ fn directory_made_anew_while_the_removed_one_is_emptied_then_nothing_of_it_comes
     let second = bench.mkdir("dir");
     let program = bench.clone();
     meanwhile.set(Operation::Remove, Verdict::Pass, move || listed(&program, second));
-    bench.node.reconcile(second).expect("made");
+    bench.node.writeback.reconcile(second).expect("made");
     assert!(meanwhile.is_done());
     listed(&bench, second);
     assert!(bench.node.meta.entries(second, 0, 100).expect("entries").is_empty());
@@ -259,7 +265,9 @@ fn directory_not_listed_yet_when_renamed_by_a_worker_meanwhile_then_listed() {
     let dir = bench.dir("old");
     bench.rename("old", "new", false);
     let worker = bench.clone();
-    meanwhile.set(Operation::Open, ABSENT, move || worker.node.reconcile(dir).expect("renamed"));
+    meanwhile.set(Operation::Open, ABSENT, move || {
+        worker.node.writeback.reconcile(dir).expect("renamed");
+    });
     listed(&bench, dir);
     assert!(meanwhile.is_done());
     assert!(bench.find(dir, "file").is_some());
@@ -277,7 +285,7 @@ fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("changed outside");
         let handle = bench.node.backing.root();
         let found = bench.node.backing.stat(&handle, name.as_ref()).expect("there");
-        let found = bench.node.found(&handle, name.as_bytes(), &found).expect("there");
+        let found = bench.node.writeback.found(&handle, name.as_bytes(), &found).expect("there");
         if record.is_directory() {
             bench.rmdir(name);
         } else {
@@ -285,21 +293,21 @@ fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on
         }
         bench.drained();
         assert!(bench.node.meta.get(ino).is_err(), "nothing is left of it");
-        bench.node.compare_listed(&record, &found).expect("nobody's failure");
+        bench.node.writeback.compare_listed(&record, &found).expect("nobody's failure");
     }
 }
 
 /// What became of an inode in a turn of its own.
 fn turn(bench: &Bench, ino: Ino) -> Option<super::super::queue::Turn> {
     let mut became = None;
-    bench.node.take_turns(&[(ino, 0)], false, &mut |_, turn| became = Some(turn));
+    bench.node.writeback.take_turns(&[(ino, 0)], false, &mut |_, turn| became = Some(turn));
     became
 }
 
 fn told_of_a_failure(bench: &Bench, ino: Ino) -> bool {
     let node = &bench.node;
-    node.write_error(ino).is_some()
-        || node.last_backlog_error().is_some()
+    node.writeback.write_error(ino).is_some()
+        || node.writeback.last_backlog_error().is_some()
         || node.metrics.flush_failures.get() > 0
 }
 
@@ -327,7 +335,7 @@ fn file_whose_directory_is_another_than_the_handle_says_then_written_in_the_same
     let (bench, meanwhile) = bench();
     let dir = bench.mkdir("dir");
     bench.drained();
-    bench.node.backing_dir(dir).expect("there");
+    bench.node.writeback.backing_dir(dir).expect("there");
     // Removed and made again by others: the handle leads to what is gone.
     fs::remove_dir(bench.root.join("dir")).expect("removed");
     fs::create_dir(bench.root.join("dir")).expect("made");
@@ -356,8 +364,8 @@ fn directory_removed_by_others_when_compared_then_goes() {
     bench.write("above/dir/file", b"x");
     bench.drained();
     fs::remove_dir_all(bench.root.join("above/dir")).expect("removed");
-    bench.node.time_passes(dir);
-    let stale = bench.node.ensure_listed(&Context::DAEMON, dir);
+    bench.node.writeback.time_passes(dir);
+    let stale = bench.node.writeback.ensure_listed(&Context::DAEMON, dir);
     assert!(matches!(stale, Err(crate::NodeError::Posix(rustix::io::Errno::STALE))), "{stale:?}");
     assert!(bench.node.meta.lookup(above, b"dir").expect("a look-up").is_none());
 }
@@ -373,11 +381,11 @@ fn directory_made_again_while_another_worker_has_its_forerunner_then_nothing_new
     let dir = bench.mkdir("dir");
     let file = bench.write_unseen(dir, "file", b"the new one");
     {
-        let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
-        bench.node.take_turns(&[(dir, 0), (file, 0)], true, &mut |_, _| {});
+        let _busy = bench.node.writeback.own(old, Duration::ZERO).expect("nobody works on it");
+        bench.node.writeback.take_turns(&[(dir, 0), (file, 0)], true, &mut |_, _| {});
     }
     bench.drained();
-    assert_eq!(bench.node.conflicts().0, 0, "{:?}", bench.node.conflicts());
+    assert_eq!(bench.node.writeback.conflicts().0, 0, "{:?}", bench.node.writeback.conflicts());
     assert_eq!((bench.names("dir"), bench.read("dir/file")), {
         (vec!["file".to_owned()], b"the new one".to_vec())
     });
@@ -394,7 +402,7 @@ fn file_that_only_claims_its_name_when_its_directory_is_gone_before_it_then_goes
     bench.node.meta.claim(file, &link).expect("claimed");
     bench.unlink("dir/file");
     bench.rmdir("dir");
-    bench.node.reconcile(dir).expect("removed");
+    bench.node.writeback.reconcile(dir).expect("removed");
     assert!(bench.node.meta.get(dir).is_err() && bench.node.meta.get(file).is_ok());
     bench.drained();
 }
@@ -475,7 +483,7 @@ fn file_that_others_replace_while_its_attributes_are_set_then_theirs_keeps_its_o
             set.expect("it is kept");
             meanwhile.after(skipped, at, replace);
             // Whatever it makes of it.
-            let _ = bench.node.reconcile(ino);
+            let _ = bench.node.writeback.reconcile(ino);
             if !meanwhile.is_done() {
                 continue;
             }
@@ -495,12 +503,13 @@ fn file_that_a_worker_has_moved_when_that_is_reported_between_two_looks_then_it_
     // As a worker does before it reports; that is, when the file was looked for twice.
     fs::rename(bench.root.join("name"), bench.root.join("new")).expect("moved");
     let worker = bench.clone();
-    meanwhile.after(1, Operation::Open, move || worker.node.reconcile(ino).expect("reported"));
-    let opened = bench.node.open_version(ino).expect("it is there");
+    meanwhile
+        .after(1, Operation::Open, move || worker.node.writeback.reconcile(ino).expect("reported"));
+    let opened = bench.node.writeback.open_version(ino).expect("it is there");
     assert!(meanwhile.is_done());
     assert_eq!(opened.len().expect("open"), 5);
     bench.drained();
-    assert_eq!((bench.names(""), bench.node.conflicts().0), (vec!["new".to_string()], 0));
+    assert_eq!((bench.names(""), bench.node.writeback.conflicts().0), (vec!["new".to_string()], 0));
 }
 
 #[test]
@@ -510,7 +519,7 @@ fn directory_that_others_removed_when_it_is_renamed_here_then_what_was_in_it_goe
     bench.write("dir/clean", b"x");
     let changed = bench.write("dir/changed", b"x");
     bench.drained();
-    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     bench.fill(changed, b"changed here");
     fs::remove_dir_all(bench.root.join("dir")).expect("removed by others");
     bench.rename("dir", "new", false);
@@ -562,7 +571,7 @@ fn directory_whose_handle_is_stale_when_drained_then_opened_anew_by_its_name() {
         bench.write("above/dir/file", b"old");
         bench.drained();
         if dir == "above" {
-            bench.node.drop_handle(inner);
+            bench.node.writeback.drop_handle(inner);
         }
         bench.write("above/dir/file", b"newer");
         stale.is.store(true, Ordering::Relaxed);

@@ -18,9 +18,9 @@ fn change_in_place(bench: &Bench, path: &str, bytes: &[u8]) {
 
 /// Whether the next open drops the copy of a file.
 fn is_stale(bench: &Bench, ino: Ino) -> bool {
-    bench.node.doubt_version(ino);
+    bench.node.writeback.doubt_version(ino);
     let record = bench.node.meta.get(ino).expect("it is there");
-    bench.node.revalidate(&Context::DAEMON, record).expect("it is there");
+    bench.node.writeback.revalidate(&Context::DAEMON, record).expect("it is there");
     bench.contents.stale.lock().remove(&ino.0)
 }
 
@@ -132,7 +132,7 @@ fn one_file(bench: &Bench, one: &str, other: &str) {
         bench.drained();
         assert_eq!((bench.read(one), bench.read(other)), (bytes.to_vec(), bytes.to_vec()));
     }
-    assert_eq!(bench.node.conflicts().0, 0);
+    assert_eq!(bench.node.writeback.conflicts().0, 0);
     let report = bench.node.meta.check(false).expect("checked");
     assert!(report.is_clean(), "{:?}", report.violations);
 }
@@ -152,10 +152,10 @@ fn hard_link_made_by_others_to_a_known_file_when_found_then_another_name_of_it()
     link("imported", "dir/one");
     one_file(&bench, "imported", "dir/one");
     let dir = bench.dir("dir");
-    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     link("written", "dir/two");
-    bench.node.time_passes(dir);
-    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    bench.node.writeback.time_passes(dir);
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     one_file(&bench, "written", "dir/two");
 }
 
@@ -188,7 +188,7 @@ fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_remov
         Queue::No
     };
     bench.node.meta.update(ino, None, set).expect("there");
-    bench.node.time_passes(Ino::ROOT);
+    bench.node.writeback.time_passes(Ino::ROOT);
     let new = bench.find(Ino::ROOT, "new").expect("found").ino;
     assert_ne!(new, ino);
     assert_eq!(bench.find(Ino::ROOT, "newer").expect("found").ino, new);

@@ -20,12 +20,12 @@ fn a_version_whose_commit_got_no_answer_when_written_again_then_replaced_without
     bench.drained();
     let ino = bench.write("file", b"second");
     flaky.set_rules(vec![lost(Operation::Commit, 1)]);
-    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.node.writeback.reconcile(ino).expect_err("the answer was lost");
     assert_eq!(bench.read("file"), b"second");
     bench.write("file", b"the third");
     bench.drained();
     assert_eq!(bench.read("file"), b"the third");
-    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["file".to_owned()]));
+    assert_eq!((bench.node.writeback.conflicts().0, bench.names("")), (0, vec!["file".to_owned()]));
 }
 
 #[test]
@@ -35,10 +35,10 @@ fn a_version_whose_commit_got_no_answer_when_removed_then_gone_without_conflict(
     bench.drained();
     let ino = bench.write("file", b"second");
     flaky.set_rules(vec![lost(Operation::Commit, 1)]);
-    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.node.writeback.reconcile(ino).expect_err("the answer was lost");
     bench.unlink("file");
     bench.drained();
-    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec![]));
+    assert_eq!((bench.node.writeback.conflicts().0, bench.names("")), (0, vec![]));
 }
 
 #[test]
@@ -53,10 +53,10 @@ fn times_whose_change_got_no_answer_when_removed_then_gone_without_conflict() {
     };
     bench.node.meta.update(ino, Some(crate::clock::wall_time()), update).expect("it is there");
     flaky.set_rules(vec![lost(Operation::SetAttributes, 1)]);
-    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.node.writeback.reconcile(ino).expect_err("the answer was lost");
     bench.unlink("file");
     bench.drained();
-    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec![]));
+    assert_eq!((bench.node.writeback.conflicts().0, bench.names("")), (0, vec![]));
 }
 
 #[test]
@@ -64,9 +64,9 @@ fn a_directory_whose_making_got_no_answer_twice_when_renamed_then_there_is_one()
     let (bench, flaky) = losing();
     let ino = bench.mkdir("old");
     flaky.set_rules(vec![Rule::nth(Operation::Create, 1, libc::EIO)]);
-    bench.node.reconcile(ino).expect_err("not made");
+    bench.node.writeback.reconcile(ino).expect_err("not made");
     flaky.set_rules(vec![lost(Operation::Create, 1)]);
-    bench.node.reconcile(ino).expect_err("the answer was lost");
+    bench.node.writeback.reconcile(ino).expect_err("the answer was lost");
     bench.rename("old", "new", false);
     bench.drained();
     assert_eq!(bench.names(""), ["new"]);
@@ -80,15 +80,19 @@ fn a_second_name_when_the_first_is_only_claimed_then_not_made_of_what_stands_the
     bench.rename("one", "elsewhere", false);
     let new = bench.write("one", b"bytes");
     {
-        let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
-        let mut batch = super::super::Batch::new(&bench.node);
-        let claimed = bench.node.reconcile_in(new, &mut batch);
+        let _busy = bench.node.writeback.own(old, Duration::ZERO).expect("nobody works on it");
+        let mut batch = super::super::Batch::new(&bench.node.writeback);
+        let claimed = bench.node.writeback.reconcile_in(new, &mut batch);
         assert!(matches!(claimed, Err(crate::error::NodeError::Busy)), "{claimed:?}");
     }
     bench.node.meta.link(new, Ino::ROOT, b"two", crate::clock::wall_time()).expect("linked");
     {
-        let _busy = bench.node.own(old, Duration::ZERO).expect("nobody works on it");
-        bench.node.reconcile_in(new, &mut super::super::Batch::new(&bench.node)).ok();
+        let _busy = bench.node.writeback.own(old, Duration::ZERO).expect("nobody works on it");
+        bench
+            .node
+            .writeback
+            .reconcile_in(new, &mut super::super::Batch::new(&bench.node.writeback))
+            .ok();
     }
     bench.drained();
     assert_eq!((bench.read("one"), bench.read("two")), (b"bytes".to_vec(), b"bytes".to_vec()));
@@ -104,7 +108,7 @@ fn a_file_that_only_claims_its_name_when_another_clears_its_old_one_then_still_m
     meta.claim(empty, &link("there")).expect("claimed");
     meta.claim(empty, &link("here")).expect("claimed");
     let other = bench.make("there", FileKind::Symlink, 0o777);
-    bench.node.reconcile(other).expect("made");
+    bench.node.writeback.reconcile(other).expect("made");
     bench.drained();
     assert_eq!(bench.names(""), ["here", "there"]);
 }
@@ -119,7 +123,7 @@ fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
     // Replaced, and neither the one nor the other could be reported.
     for nth in 1..6 {
         flaky.set_rules(vec![Rule::nth(Operation::Sync, nth, libc::EIO)]);
-        if bench.node.reconcile(second).is_err() && bench.read("name") == b"the second" {
+        if bench.node.writeback.reconcile(second).is_err() && bench.read("name") == b"the second" {
             break;
         }
     }
@@ -130,7 +134,7 @@ fn two_removed_claimants_of_a_name_when_a_third_takes_it_then_no_conflict() {
     assert_eq!(bench.node.meta.stale_inodes_at(Ino::ROOT, b"name").expect("stale names").len(), 2);
     bench.drained();
     assert_eq!(bench.read("name"), b"the third one");
-    assert_eq!((bench.node.conflicts().0, bench.names("")), (0, vec!["name".to_owned()]));
+    assert_eq!((bench.node.writeback.conflicts().0, bench.names("")), (0, vec!["name".to_owned()]));
 }
 
 #[test]
@@ -142,13 +146,13 @@ fn file_that_was_moved_when_it_could_not_be_looked_at_afterwards_then_not_taken_
         bench.drained();
         bench.rename("file", "there", false);
         flaky.set_rules(vec![lost(Operation::Stat, nth)]);
-        let _failed_or_not = bench.node.reconcile(ino);
+        let _failed_or_not = bench.node.writeback.reconcile(ino);
         flaky.set_rules(Vec::new());
         bench.write("there", b"second");
         bench.drained();
         assert_eq!(bench.read("there"), b"second", "look {nth}");
         let names = vec!["other".to_owned(), "there".to_owned()];
-        assert_eq!((bench.node.conflicts().0, bench.names("")), (0, names), "look {nth}");
+        assert_eq!((bench.node.writeback.conflicts().0, bench.names("")), (0, names), "look {nth}");
     }
 }
 
@@ -196,7 +200,12 @@ fn changes_that_a_server_was_asked_for_twice_when_drained_then_nothing_is_lost_o
             flaky.set_rules(vec![Rule { fault: lost, ..Rule::nth(operation, nth, errno) }]);
             bench.drained();
             let at = format!("{operation:?} {nth} answered with {errno}");
-            assert_eq!(bench.node.conflicts().0, 0, "{at}: {:?}", bench.node.conflicts());
+            assert_eq!(
+                bench.node.writeback.conflicts().0,
+                0,
+                "{at}: {:?}",
+                bench.node.writeback.conflicts()
+            );
             let wanted = ["linked", "new", "other", "over", "second", "symlink", "there", "x", "y"];
             assert_eq!(bench.names(""), wanted, "{at}");
             for (name, bytes) in [

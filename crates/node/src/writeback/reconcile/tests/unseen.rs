@@ -26,7 +26,7 @@ fn directory_that_wants_a_name_of_others_when_it_yields_then_what_is_in_it_stays
     fs::create_dir(bench.root.join("there")).expect("made by others");
     fs::write(bench.root.join("there/theirs"), b"theirs").expect("written by others");
     bench.drained();
-    assert_eq!(bench.node.conflicts().0, 1);
+    assert_eq!(bench.node.writeback.conflicts().0, 1);
     let now = bench.find(dir, "file").map(|record| record.ino);
     assert_eq!(now, Some(file), "it is the same file as before");
     let shown = bench.dir("there");
@@ -45,8 +45,8 @@ fn directory_that_may_have_two_names_when_others_made_one_of_them_then_the_backl
     // So that it is noticed: not in the tick of the clock in which we changed the directory.
     std::thread::sleep(std::time::Duration::from_millis(20));
     fs::write(bench.root.join("beside"), b"x").expect("written by others");
-    bench.node.time_passes(Ino::ROOT);
-    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     assert_eq!(bench.find(Ino::ROOT, "one").expect("known").attr.perm, 0o711);
     bench.rename("one", "two", false);
     // The worker was killed before it could rename, and others were quicker.
@@ -69,9 +69,9 @@ fn directory_made_by_a_killed_worker_when_what_is_in_it_is_renamed_then_nothing_
         fs::create_dir(bench.root.join(path)).expect("made");
     }
     bench.rename("above/old", "above/new", false);
-    bench.node.reconcile(dir).expect("in line");
+    bench.node.writeback.reconcile(dir).expect("in line");
     bench.drained();
-    bench.node.time_passes(above);
+    bench.node.writeback.time_passes(above);
     assert_eq!(bench.names("above"), ["new"]);
     assert!(bench.find(above, "old").is_none());
     assert_eq!(bench.find(above, "new").map(|record| record.ino), Some(dir));
@@ -90,7 +90,7 @@ fn directory_made_by_a_killed_worker_when_it_is_removed_with_what_is_in_it_then_
     bench.rmdir("above/dir");
     bench.rmdir("above");
     bench.drained();
-    assert_eq!((bench.names(""), bench.node.conflicts().0), (vec![], 0));
+    assert_eq!((bench.names(""), bench.node.writeback.conflicts().0), (vec![], 0));
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn directory_that_two_claim_when_neither_knows_whose_it_is_then_one_of_them_sees
         bench.drained();
         let wanted = if renamed { vec!["other"] } else { vec![] };
         assert_eq!(bench.names(""), wanted);
-        assert_eq!(bench.node.conflicts().0, 0);
-        bench.node.time_passes(Ino::ROOT);
+        assert_eq!(bench.node.writeback.conflicts().0, 0);
+        bench.node.writeback.time_passes(Ino::ROOT);
         assert!(bench.find(Ino::ROOT, "dir").is_none());
     }
 }
@@ -133,12 +133,12 @@ fn directory_that_a_worker_has_made_and_not_reported_when_another_claims_its_nam
     std::thread::scope(|scope| {
         let (held, node) = (&held, &bench.node);
         scope.spawn(move || {
-            let _in_hand = node.own(old, Duration::ZERO).expect("nobody works on it");
+            let _in_hand = node.writeback.own(old, Duration::ZERO).expect("nobody works on it");
             held.wait();
             let _told = until.recv();
         });
         held.wait();
-        let _not_in_line = bench.node.reconcile(new);
+        let _not_in_line = bench.node.writeback.reconcile(new);
         assert_eq!(fingerprint_of(new), None, "what another worker made is not its own");
         drop(done);
     });
@@ -146,7 +146,7 @@ fn directory_that_a_worker_has_made_and_not_reported_when_another_claims_its_nam
     let known = [old, new].map(|ino| fingerprint_of(ino).expect("made").ino);
     assert_ne!(known[0], known[1], "each has a directory of its own");
     assert_eq!(
-        (bench.names(""), bench.node.conflicts().0),
+        (bench.names(""), bench.node.writeback.conflicts().0),
         (vec!["dir".into(), "other".into()], 0)
     );
     assert_eq!((bench.names("dir"), bench.names("other")), (vec![], vec!["file".to_owned()]));
@@ -168,7 +168,7 @@ fn directory_that_a_killed_worker_made_when_another_has_its_name_by_now_then_wha
     bench.drained();
     assert_eq!(fs::metadata(bench.root.join("other")).expect("there").ino(), made);
     assert_eq!(
-        (bench.names(""), bench.node.conflicts().0),
+        (bench.names(""), bench.node.writeback.conflicts().0),
         (vec!["dir".into(), "other".into()], 0)
     );
     assert_eq!((bench.names("dir"), bench.names("other")), (vec![], vec!["file".to_owned()]));
@@ -191,7 +191,7 @@ fn what_was_made_when_its_attributes_fail_then_they_are_written_later() {
     let bench = Bench::with(flaky.clone(), |_| {});
     let ino = bench.make("pipe", FileKind::Fifo, 0o600);
     flaky.set_rules(vec![Rule::nth(Operation::SetAttributes, 1, libc::EIO)]);
-    bench.node.reconcile(ino).expect_err("its times could not be set");
+    bench.node.writeback.reconcile(ino).expect_err("its times could not be set");
     bench.drained();
     let (found, known) = times_of(&bench, "pipe", ino);
     assert_eq!(found, known);
@@ -203,15 +203,15 @@ fn file_that_others_removed_while_it_waited_for_a_turn_without_a_difference_then
     bench.write("file", b"x");
     bench.write("other", b"y");
     bench.drained();
-    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     bench.rename("file", "elsewhere", false);
     bench.rename("elsewhere", "file", false);
     fs::remove_file(bench.root.join("file")).expect("removed by others");
-    bench.node.time_passes(Ino::ROOT);
+    bench.node.writeback.time_passes(Ino::ROOT);
     assert!(bench.find(Ino::ROOT, "other").is_some());
     // Its turn finds nothing to do, and does not look for it.
     bench.drained();
-    bench.node.time_passes(Ino::ROOT);
+    bench.node.writeback.time_passes(Ino::ROOT);
     assert!(bench.find(Ino::ROOT, "file").is_none(), "others removed it");
 }
 
@@ -224,9 +224,9 @@ fn file_that_others_removed_before_its_directory_was_listed_then_gone() {
     }
     let dir = bench.dir("dir");
     // Known by itself, and the directory is not listed.
-    bench.node.import_name(dir, b"one").expect("imported").expect("there");
+    bench.node.writeback.import_name(dir, b"one").expect("imported").expect("there");
     fs::remove_file(bench.root.join("dir/one")).expect("removed by others");
-    bench.node.ensure_listed(&Context::DAEMON, dir).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     assert!(bench.node.meta.lookup(dir, b"one").expect("a look-up").is_none());
     assert!(bench.node.meta.lookup(dir, b"two").expect("a look-up").is_some());
 }
@@ -247,12 +247,12 @@ fn file_whose_only_known_name_is_anothers_when_moved_then_the_other_stays() {
     };
     bench.node.meta.reconciled_at_start(two, u64::MAX, moved).expect("noted");
     bench.fill(one, b"first, changed");
-    bench.node.reconcile(one).expect("in line");
+    bench.node.writeback.reconcile(one).expect("in line");
     bench.drained();
     assert_eq!((bench.read("one"), bench.read("three")), {
         (b"second".to_vec(), b"first, changed".to_vec())
     });
-    assert_eq!((bench.node.conflicts().0, bench.names("").len()), (0, 2));
+    assert_eq!((bench.node.writeback.conflicts().0, bench.names("").len()), (0, 2));
 }
 
 #[test]
@@ -273,12 +273,12 @@ fn file_that_is_set_aside_when_it_also_claims_the_name_of_another_then_that_stay
     bench.fill(one, b"not synced");
     bench.contents.bytes.lock().insert(one.0, Vec::new());
     let record = bench.node.meta.get(one).expect("known");
-    bench.node.set_aside_if_cut(&record, 0).expect("set aside");
+    bench.node.writeback.set_aside_if_cut(&record, 0).expect("set aside");
     bench.drained();
     assert_eq!((bench.read("one"), bench.read("two")), (b"second".to_vec(), b"first".to_vec()));
     assert_eq!(bench.find(Ino::ROOT, "one").map(|record| record.ino), Some(two));
     assert_eq!(bench.names("").len(), 3, "{:?}", bench.names(""));
-    assert_eq!(bench.node.conflicts().0, 1);
+    assert_eq!(bench.node.writeback.conflicts().0, 1);
 }
 
 /// Renames `new` over `old`, which a program has open.
@@ -301,7 +301,7 @@ fn name_of_a_replaced_file_in_use_when_the_new_one_is_not_there_yet_then_shows_t
     replace_in_use(&bench, old);
     refusing.works.store(false, Ordering::Release);
     for _ in 0..3 {
-        bench.node.reconcile(new).expect_err("it can't be published");
+        bench.node.writeback.reconcile(new).expect_err("it can't be published");
         assert_eq!(bench.read("old"), b"the old version");
     }
     // The machine stops, and nothing of the new one was synced.
@@ -310,13 +310,13 @@ fn name_of_a_replaced_file_in_use_when_the_new_one_is_not_there_yet_then_shows_t
     refusing.works.store(true, Ordering::Release);
     bench.node.meta.release_orphan(old, crate::clock::wall_time()).expect("released");
     let record = bench.node.meta.get(new).expect("known");
-    bench.node.set_aside_if_cut(&record, 0).expect("set aside");
+    bench.node.writeback.set_aside_if_cut(&record, 0).expect("set aside");
     bench.drained();
     assert_eq!(bench.read("old"), b"the old version");
     let shown = bench.find(Ino::ROOT, "old").expect("there");
     assert_eq!((shown.attr.size, shown.attr.nlink), (15, 1));
     assert_eq!(fs::metadata(bench.root.join("old")).expect("there").nlink(), 1);
-    assert_eq!((bench.node.conflicts().0, bench.names("").len()), (1, 2));
+    assert_eq!((bench.node.writeback.conflicts().0, bench.names("").len()), (1, 2));
     assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
 }
 
@@ -327,15 +327,15 @@ fn replaced_file_in_use_when_the_new_one_is_there_then_is_in_limbo_until_its_las
     bench.drained();
     let new = bench.write("new", b"new");
     replace_in_use(&bench, old);
-    bench.node.reconcile(new).expect("published");
-    bench.node.reconcile(old).expect("hidden");
+    bench.node.writeback.reconcile(new).expect("published");
+    bench.node.writeback.reconcile(old).expect("hidden");
     assert_eq!(bench.read("old"), b"new");
     assert_eq!(bench.node.backing.list_parked().expect("limbo"), [old.0]);
     bench.contents.open.lock().clear();
     bench.node.meta.release_orphan(old, crate::clock::wall_time()).expect("released");
     bench.drained();
     assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
-    assert_eq!((bench.read("old"), bench.node.conflicts().0), (b"new".to_vec(), 0));
+    assert_eq!((bench.read("old"), bench.node.writeback.conflicts().0), (b"new".to_vec(), 0));
 }
 
 #[test]
@@ -351,13 +351,13 @@ fn directory_made_by_a_killed_worker_when_it_is_removed_and_made_again_then_noth
     bench.rmdir("dir");
     let new = bench.mkdir("dir");
     for _ in 0..4 {
-        let _again = bench.node.reconcile(new);
+        let _again = bench.node.writeback.reconcile(new);
     }
     bench.drained();
     assert_eq!(bench.names("dir"), Vec::<String>::new());
-    bench.node.ensure_listed(&Context::DAEMON, new).expect("listed");
+    bench.node.writeback.ensure_listed(&Context::DAEMON, new).expect("listed");
     assert_eq!(bench.node.meta.entries(new, 0, 10).expect("entries").len(), 0);
-    assert_eq!(bench.node.conflicts().0, 0);
+    assert_eq!(bench.node.writeback.conflicts().0, 0);
 }
 
 /// Does something once, right before directories are synced: all is done, and nothing is reported.
@@ -390,7 +390,7 @@ fn file_of_others_when_it_has_the_number_and_name_of_a_directory_just_removed_th
     let backing = Arc::new(InterceptedBacking::new(numbered, by.clone()));
     let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
     let made = node_on(backing, meta, &contents, |_| {});
-    made.import_root().expect("the root is there");
+    made.writeback.import_root().expect("the root is there");
     node.set(made.clone()).ok();
     let bench = Bench { node: made, contents, root, _scratch: scratch };
     let dir = bench.mkdir("name");
@@ -402,14 +402,14 @@ fn file_of_others_when_it_has_the_number_and_name_of_a_directory_just_removed_th
     *by.0.lock() = Some(move || {
         fs::write(at, b"of others").expect("written by others");
         let node = listing.get().expect("set above");
-        node.time_passes(Ino::ROOT);
-        node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+        node.writeback.time_passes(Ino::ROOT);
+        node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     });
-    bench.node.reconcile(dir).expect("removed");
+    bench.node.writeback.reconcile(dir).expect("removed");
     assert!(by.0.lock().is_none(), "it was listed before the report");
     bench.drained();
-    bench.node.time_passes(Ino::ROOT);
-    bench.node.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
+    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     let shown = bench.find(Ino::ROOT, "name").expect("it is there");
     assert_eq!(shown.attr.kind, FileKind::Regular);
 }
@@ -424,7 +424,7 @@ fn directory_removed_by_others_when_another_gets_its_old_name_first_then_it_is_m
     bench.rename("old", "new", false);
     fs::remove_dir_all(bench.root.join("old")).expect("removed by others");
     let other = bench.mkdir("old");
-    bench.node.reconcile(other).expect("made");
+    bench.node.writeback.reconcile(other).expect("made");
     bench.drained();
     assert_eq!(bench.names("new"), Vec::<String>::new());
     let shown = bench.node.meta.entries(moved, 0, 10).expect("entries");
@@ -443,9 +443,9 @@ fn file_in_limbo_when_others_wrote_it_before_it_is_removed_then_it_is_set_aside_
     assert_eq!(bench.node.backing.list_parked().expect("limbo"), [ino.0]);
     std::io::Write::write_all(&mut below.expect("open below"), b" of others").expect("written");
     meta.release_orphan(ino, crate::clock::wall_time()).expect("released");
-    bench.node.reconcile(ino).expect("removed for good");
+    bench.node.writeback.reconcile(ino).expect("removed for good");
     assert_eq!(bench.node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
-    let (count, conflicts) = bench.node.conflicts();
+    let (count, conflicts) = bench.node.writeback.conflicts();
     assert_eq!(count, 1, "{conflicts:?}");
     let kept = conflicts[0].ours.clone().expect("it says where");
     let kept = bench.root.join(super::super::names::os(&kept));
@@ -480,11 +480,11 @@ fn directory_made_by_a_killed_worker_when_another_claims_its_name_then_what_is_i
         if is_removed_again {
             bench.rmdir("above/dir");
         }
-        bench.node.reconcile(dir).expect("removed");
+        bench.node.writeback.reconcile(dir).expect("removed");
         bench.drained();
         assert!(!at.exists(), "a removed file comes back");
         assert_eq!(bench.names("above").len(), usize::from(!is_removed_again));
-        assert_eq!(bench.node.conflicts().0, 0, "{:?}", bench.node.conflicts());
+        assert_eq!(bench.node.writeback.conflicts().0, 0, "{:?}", bench.node.writeback.conflicts());
     }
 }
 
@@ -508,9 +508,9 @@ fn directories_turned_around_by_a_killed_worker_when_each_may_be_in_the_other_th
     fs::create_dir(below("p/y/n")).expect("made");
     fs::rename(below("x"), below("p/y/n/x")).expect("moved");
     for ino in [outer, inner, beside] {
-        bench.node.drop_handle(ino);
+        bench.node.writeback.drop_handle(ino);
     }
     bench.drained();
     assert_eq!((bench.names(""), bench.names("p/y/n")), (vec!["p".into()], vec!["x".into()]));
-    assert_eq!((bench.names("p/y/n/x"), bench.node.conflicts().0), (vec![], 0));
+    assert_eq!((bench.names("p/y/n/x"), bench.node.writeback.conflicts().0), (vec![], 0));
 }

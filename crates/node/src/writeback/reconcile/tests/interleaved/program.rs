@@ -48,7 +48,7 @@ impl Program {
         if self.random.below(2) == 0 || self.lenient {
             let mut at = Ino::ROOT;
             for part in dir.split('/').filter(|part| !part.is_empty()) {
-                let found = self.node.find(&Context::DAEMON, at, part.as_bytes());
+                let found = self.node.writeback.find(&Context::DAEMON, at, part.as_bytes());
                 let Some(found) = self.told("find", path, found)? else {
                     self.wrong(format!("{path}: {part} is missing"));
                     return None;
@@ -91,7 +91,7 @@ impl Program {
                 if record.attr.kind != FileKind::Regular {
                     return;
                 }
-                let fresh = self.node.revalidate(&Context::DAEMON, record);
+                let fresh = self.node.writeback.revalidate(&Context::DAEMON, record);
                 let Some(record) = self.told("open", path, fresh) else { return };
                 record
             }
@@ -268,7 +268,7 @@ impl Program {
             return;
         };
         self.say("list", path);
-        let listed = self.node.ensure_listed(&Context::DAEMON, dir);
+        let listed = self.node.writeback.ensure_listed(&Context::DAEMON, dir);
         self.told("list", path, listed);
         let Some(shown) =
             self.told("list", path, self.node.meta.entries(dir, 0, 1000).map_err(Into::into))
