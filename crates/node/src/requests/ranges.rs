@@ -145,6 +145,7 @@ impl Node {
             return if past { self.zero_around(file, &mut location, offset..to) } else { Ok(()) };
         };
         self.mark_dirty(file, place)?;
+        self.note_cut(place, offset)?;
         if end > len && !keep {
             place.object.set_len(end)?;
         }
