@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_node::{CheckRequest, Ino, check};
+use forebay_node::{CheckRequest, check};
 use forebay_store::Tier;
-use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_store::decorators::{Interceptor, Operation, Verdict};
 use forebay_store::tier::DirTier;
 use parking_lot::Mutex;
 use rig::device::{Device, TierSyncs};

@@ -251,17 +251,19 @@ impl Node {
         })
     }
 
-    /// What the kernel may have synced without asking counts after the object was emptied as well.
+    /// What the kernel may have synced without asking counts after the object was emptied as well. What is
+    /// written then is new since the last sync.
     pub(crate) fn note_syncs_before_emptying(&self, place: &TierObject) -> Result<()> {
-        if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
+        if !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
         let len = place.object.len()?;
         self.edit_header_if(place, |header| {
             // What covers a copy was not empty, and an open by which it is written unseen syncs it.
-            let change = header.covered && header.size == 0 && len > 0 && !header.synced;
+            let unseen = header.covered && header.size == 0 && len > 0;
+            let change = if header.synced { header.size > 0 } else { unseen };
             if change {
-                (header.synced, header.size) = (true, len);
+                (header.synced, header.size) = (true, 0);
             }
             change
         })
@@ -270,7 +272,7 @@ impl Node {
     /// The object was cut to nothing: of what was durable before it has nothing any more.
     pub(crate) fn note_emptied(&self, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() {
-            return self.note_cut(place, 0);
+            return Ok(());
         }
         self.edit_header_if(place, |header| {
             let change = header.covered;
