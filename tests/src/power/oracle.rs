@@ -121,6 +121,13 @@ impl File {
         self.lens.push(blocks * BLOCK);
     }
 
+    fn punch(&mut self, at: usize, count: usize) {
+        if let Some(part) = self.part() {
+            part.punch(at, count);
+        }
+        self.stamps.iter_mut().skip(at).take(count).for_each(|stamps| stamps.push(0));
+    }
+
     fn all_durable(&mut self) {
         (self.synced, self.instead) = (true, None);
         let len = self.len();
@@ -275,10 +282,12 @@ impl Oracle {
             Op::Truncate { name, blocks, sync } => {
                 let State::File(file) = self.now(name) else { return };
                 self.files[file].set_len(*blocks);
-                if done && *sync {
-                    self.files[file].all_durable();
-                    self.durable(name);
-                }
+                self.whole_durable(name, file, done && *sync);
+            }
+            Op::Punch { name, at, count, sync } => {
+                let State::File(file) = self.now(name) else { return };
+                self.files[file].punch(*at, *count);
+                self.whole_durable(name, file, done && *sync);
             }
             Op::Replace { name, count, stamp, sync, dir } => {
                 let file = self.new_file();
@@ -311,14 +320,18 @@ impl Oracle {
                 self.done_in_dir(&[from, to], done && *dir);
             }
             Op::Drain { name } => {
-                if let State::File(file) = self.now(name)
-                    && done
-                {
-                    self.files[file].all_durable();
-                    self.durable(name);
-                }
+                let State::File(file) = self.now(name) else { return };
+                self.whole_durable(name, file, done);
             }
             Op::Read { .. } | Op::Evict { .. } | Op::Pause { .. } => {}
+        }
+    }
+
+    /// If somebody was told so, the file and its name last.
+    fn whole_durable(&mut self, name: &str, file: usize, is_told: bool) {
+        if is_told {
+            self.files[file].all_durable();
+            self.durable(name);
         }
     }
 
