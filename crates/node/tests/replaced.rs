@@ -77,6 +77,9 @@ fn file_whose_hole_was_filled_since_its_sync_when_it_replaces_another_then_no_pa
     }
 }
 
+/// Takes bytes of the new file away, which is open by this handle.
+type TakeAway<'a> = &'a dyn Fn(&Rig, u64);
+
 /// As above, of what was cut off or punched out since the sync; that was on the device, and what was written
 /// there then was not.
 #[test]
@@ -93,7 +96,7 @@ fn file_cut_and_written_since_its_sync_when_it_replaces_another_then_no_part_is_
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         rig.node().fallocate(&CONTEXT, fh, 4096, 8192, mode).unwrap();
     };
-    let ways: [&dyn Fn(&Rig, u64); 3] = [&emptied, &cut, &punched];
+    let ways: [TakeAway<'_>; 3] = [&emptied, &cut, &punched];
     for (way, take_away) in ways.iter().enumerate() {
         let device = Arc::new(Device::default());
         let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
