@@ -229,6 +229,32 @@ fn file_written_anew_and_moved_without_a_sync_when_replaced_and_the_power_fails_
     assert!(old || is_old_or_new(&shown), "{} bytes of {:?}", shown.len(), shown.first());
 }
 
+/// The backing store has the new file as an empty one elsewhere, and a worker has claimed the name for it.
+#[test]
+fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_the_new_one_is_there()
+ {
+    for has_object in [true, false] {
+        let (dir, node) = written_back(&[("name", 2)]);
+        let made = node.create_and_open(&DAEMON, Ino::ROOT, b"new", (0o644, 0), libc::O_RDWR);
+        node.release(made.expect("create").1.fh);
+        node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+        let new = write(&node, "new", 3, 0);
+        rename(&node, "new", "name");
+        let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
+        node.meta.claim_found(new, &link).expect("claimed");
+        node.meta.sync().expect("sync");
+        match has_object {
+            true => node.tiers[0].tier.open(new.0).expect("object").set_len(0).expect("cut"),
+            false => node.tiers[0].tier.remove(new.0).expect("object"),
+        }
+        let node = restart(&dir, node);
+        let found = node.lookup(&DAEMON, Ino::ROOT, b"name").expect("lookup").expect("there");
+        let shown = content(&node, found.ino);
+        assert!(is_old_or_new(&shown), "{} bytes of {:?}", shown.len(), shown.first());
+        node.stop(LIMIT);
+    }
+}
+
 /// What a device may have of an object or its map.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum As {

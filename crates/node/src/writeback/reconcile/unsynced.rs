@@ -50,8 +50,10 @@ impl Node {
         if version.size > 0 || record.attr.size == 0 {
             return Ok(false);
         }
-        for link in record.links.iter().filter(|link| !record.backing.links.contains(link)) {
-            if self.replaces_known(record, link)?.is_some() {
+        for link in &record.links {
+            // Its own is there if a worker has moved it already, and not only claimed the name.
+            let found = self.replaces_known(record, link)?;
+            if found.is_some_and(|found| !found.fingerprint().same_inode(version)) {
                 return Ok(true);
             }
         }
