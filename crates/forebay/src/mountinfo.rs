@@ -37,6 +37,12 @@ impl Mount {
         !self.root.as_os_str().is_empty() && self.root != Path::new("/")
     }
 
+    /// Whether two mounts, perhaps of different moments or mount namespaces, show one file system. The number
+    /// of the device of one that is gone is given to the next one.
+    pub fn shows_same(&self, other: &Mount) -> bool {
+        (&self.device, &self.kind, &self.source) == (&other.device, &other.kind, &other.source)
+    }
+
     /// The user who mounted it, as the kernel knows it.
     pub fn user_id(&self) -> Option<u32> {
         self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
@@ -152,6 +158,15 @@ mod tests {
         62 22 0:53 /in\\040it /mnt/a\\040b rw - tmpfs tmpfs rw\n\
         broken line\n\
         63 61 0:54 / /mnt/a rw shared:7 - fuse.forebay /upper rw\n";
+
+    #[test]
+    fn mount_when_another_got_the_number_of_its_device_then_is_not_taken_for_it() {
+        let gone = parse(b"61 22 0:52 / /mnt/a rw - fuse.forebay /slow/tree rw\n").remove(0);
+        let bound = parse(b"90 22 0:52 /in /mnt/b rw - fuse.forebay /slow/tree rw\n").remove(0);
+        let next = parse(b"91 22 0:52 / /mnt/c rw - fuse.forebay /other/tree rw\n").remove(0);
+        assert!(gone.shows_same(&bound));
+        assert!(!gone.shows_same(&next));
+    }
 
     #[test]
     fn parse_when_fields_are_optional_or_escaped_then_all_is_read() {

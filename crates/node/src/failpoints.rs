@@ -50,6 +50,7 @@ const OWN: &[&str] = &[
     "node.move.copied",
     "node.move.whole",
     "node.move.before_remove",
+    "node.rename.decided",
     "node.range.begin",
     "node.range.copy",
     "node.truncate.loaded",

@@ -78,6 +78,48 @@ fn truncation_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 }
 
 #[test]
+fn rename_that_was_given_up_while_it_synced_when_it_goes_on_then_a_newer_file_keeps_the_name() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::small(16 * MIB);
+    rig.put("from", b"old");
+    let (from, to) = ((Ino::ROOT, &b"from"[..]), (Ino::ROOT, &b"to"[..]));
+    let outcome = given_up_at(
+        "node.rename.decided",
+        &rig,
+        || rig.node().rename(&LATE, from, to, 0),
+        || rig.put("to", b"newer"),
+    );
+    assert!(outcome.is_err());
+    assert_eq!((rig.get("from"), rig.get("to")), (b"old".to_vec(), b"newer".to_vec()));
+}
+
+/// A program has the old file synced when it is decided already that the new one needs no sync.
+#[test]
+fn file_that_is_synced_right_before_another_takes_its_name_then_that_one_is_durable_first() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::small(8 * MIB);
+    rig.put("new", &noise(1, 20_480));
+    let old = rig.create("name");
+    rig.write(old, 0, &noise(2, 20_480));
+    let (node, ino) = (rig.node().clone(), rig.ino("new"));
+    fail::cfg_callback("node.rename.decided", move || {
+        node.fsync(&CONTEXT, old, false).unwrap();
+    })
+    .unwrap();
+    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    fail::remove("node.rename.decided");
+    assert_eq!(rig.ino("name"), ino);
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    let paths = fans.map(|fan| fan.unwrap().path().join(format!("{:016x}", ino.0)));
+    let object = paths.into_iter().find(|path| path.exists()).expect("an object");
+    let mut header = vec![0; 4096];
+    rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
+    assert!(header[10] & 128 != 0, "it was not synced");
+    rig.node().release(old);
+}
+
+#[test]
 fn range_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
     let _alone = ONE_AT_A_TIME.lock();
     let zero = libc::FALLOC_FL_ZERO_RANGE;

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_node::{CheckRequest, Ino, check};
+use forebay_node::{CheckRequest, check};
 use forebay_store::Tier;
-use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_store::decorators::{Interceptor, Operation, Verdict};
 use forebay_store::tier::DirTier;
 use parking_lot::Mutex;
+use rig::device::{Device, TierSyncs};
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// The maps of partly resident files.
@@ -375,85 +376,6 @@ fn end_of_a_spilled_file_when_its_bytes_have_no_mark_then_mount_and_backing_stor
         assert!(rig.plain("spilled") == seen, "in the backing store, same boot: {same_boot}");
         assert!(rig.get("spilled") == seen, "afterwards, same boot: {same_boot}");
     }
-}
-
-/// What the device of a tier has of an object: its bytes and its header, at different moments.
-#[derive(Default)]
-struct Device {
-    objects: std::sync::OnceLock<PathBuf>,
-    bytes: Mutex<Vec<u8>>,
-    header: Mutex<Vec<u8>>,
-}
-
-impl Device {
-    /// The only object, which is no map.
-    fn object(&self) -> Option<PathBuf> {
-        let fans = std::fs::read_dir(self.objects.get()?).ok()?.flatten();
-        let mut files = fans.flat_map(|fan| std::fs::read_dir(fan.path()).unwrap().flatten());
-        files.find(|file| file.path().extension().is_none()).map(|file| file.path())
-    }
-
-    fn note_bytes(&self) {
-        *self.bytes.lock() = self.object().map(|it| std::fs::read(it).unwrap()).unwrap_or_default();
-    }
-
-    fn note_header(&self) {
-        let Some(object) = self.object() else { return };
-        let mut header = vec![0; 4096];
-        let len = rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
-        header.truncate(len);
-        *self.header.lock() = header;
-    }
-
-    /// The power is back, and the object as it was on the device.
-    fn bring_back(&self) {
-        let object = self.object().expect("the object stays");
-        std::fs::write(&object, &*self.bytes.lock()).unwrap();
-        let flags = rustix::fs::XattrFlags::empty();
-        rustix::fs::setxattr(&object, "user.forebay", &self.header.lock(), flags).unwrap();
-    }
-}
-
-/// Bytes come to the device by syncs alone.
-struct TierSyncs(Arc<Device>);
-
-impl Interceptor for TierSyncs {
-    fn before(&self, _: Operation, _: u64) -> Verdict {
-        Verdict::Pass
-    }
-
-    fn after(&self, operation: Operation) {
-        if operation == Operation::Sync {
-            self.0.note_bytes();
-        }
-    }
-}
-
-/// The object counts, as it was synced: nobody can tell that it is less than the new file was.
-#[test]
-fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_then_no_part_is_shown()
- {
-    let device = Arc::new(Device::default());
-    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
-    device.objects.set(rig.dir.join("tier0/objects")).unwrap();
-    rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
-    std::fs::write(rig.backing().join("name"), noise(1, 20_480)).unwrap();
-    rig.start();
-    let bytes = noise(2, 20_480);
-    let fh = rig.create("new");
-    rig.write(fh, 0, &bytes[..8192]);
-    rig.node().fsync(&CONTEXT, fh, false).unwrap();
-    rig.write(fh, 8192, &bytes[8192..]);
-    rig.node().release(fh);
-    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
-    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
-    device.note_header();
-    rig.crash();
-    device.bring_back();
-    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
-    rig.start();
-    let shown = rig.get("name");
-    assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes", shown.len());
 }
 
 /// The header was on the device right before a version appeared, and right after it was reported.

@@ -156,6 +156,26 @@ fn file_moved_over_another_and_written_anew_when_the_machine_stops_then_its_own_
     assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
+/// The backing store has the new file as well, but empty, under the name that it had before.
+#[test]
+fn file_replaced_by_one_that_was_empty_below_when_the_machine_stops_then_the_old_version_stays() {
+    for left in [Some(0), Some(4096), None] {
+        let mut rig = rig();
+        rig.put("file.new", b"");
+        rig.drain();
+        let fh = rig.open("file.new", libc::O_RDWR);
+        rig.write(fh, 0, &noise(2, V2));
+        rig.node().release(fh);
+        replace(&rig);
+        match left {
+            Some(left) => power_cut(&mut rig, V2, left),
+            None => power_cut_without_object(&mut rig, V2),
+        }
+        kept(&rig, left.unwrap_or(0));
+        assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"file.new").unwrap().is_none());
+    }
+}
+
 #[test]
 fn new_file_without_a_sync_when_the_machine_stops_then_what_is_left_is_there() {
     let mut rig = rig();

@@ -45,7 +45,9 @@ pub struct Header {
     /// Nothing was cut off what was durable when the object was last clean, or empty: after a crash of
     /// the machine the object counts if it has any bytes.
     pub covered: bool,
-    /// Length of the file in bytes when it was opened, changed first, emptied last or synced first.
+    /// Length of the file in bytes when the object was made; once it is dirty, how many of its first bytes
+    /// it had without a hole when it was changed first or synced first, less what was cut off since. With
+    /// `covered` at least 1, unless the object was empty.
     pub size: u64,
     /// The version in the backing store that the clean bytes are a copy of; `None` for a file that
     /// the backing store does not have yet.

@@ -202,6 +202,24 @@ fn replacements() -> Vec<Case> {
                 commit(&name),
             ];
             case("a move over what is synced", vec![ops]);
+            let (name, new) = (named("kept"), named("anew"));
+            let mut anew = write(&new, 0, 3, Sync::None);
+            if let Op::Write { fresh, .. } = &mut anew {
+                *fresh = true;
+            }
+            let to = Op::Move { from: new.clone(), to: name.clone(), dir: true };
+            let first = vec![write(&name, 0, 8, Sync::Fsync), write(&new, 0, 6, Sync::Fsync)];
+            case(
+                "a move of what is synced, emptied and written anew",
+                vec![first, vec![anew, to, commit(&name)]],
+            );
+            let (name, new) = (named("full"), named("empty"));
+            let to = Op::Move { from: new.clone(), to: name.clone(), dir: true };
+            let emptied = Op::Truncate { name: new.clone(), blocks: 0, sync: true };
+            let first =
+                vec![write(&new, 0, 1, Sync::None), emptied, Op::Drain { name: new.clone() }];
+            let then = vec![write(&new, 0, 3, Sync::None), to, commit(&name)];
+            case("a move of what is drained empty", vec![drained(&name), first, then]);
         }
     }
     cases

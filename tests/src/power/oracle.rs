@@ -70,18 +70,23 @@ impl File {
         self.lens.last().copied().unwrap_or(0)
     }
 
+    /// Somebody was told that it is durable as it is.
+    fn is_durable(&self) -> bool {
+        self.synced && self.lens.len() == 1 && self.stamps.iter().all(|stamps| stamps.len() == 1)
+    }
+
     /// Whatever is done to it is done to the part of it, too.
     fn part(&mut self) -> Option<&mut File> {
         self.instead.as_mut().map(|instead| &mut *instead.part)
     }
 
-    /// It took the place of another file by a rename, and must be whole. If a part of it was synced before,
-    /// what was written over since may be as it was then: ext4 writes at such a rename only what has no
-    /// place on the disk yet.
+    /// It took the place of another file by a rename, and must be whole. If it, or a part of it, was synced
+    /// before, what was written over since may be as it was then: ext4 writes at such a rename only what has
+    /// no place on the disk yet.
     fn replace(&mut self, of: usize, from: Option<String>) {
         let part = Box::new(File { instead: None, ..self.clone() });
         let len = self.len();
-        if self.synced_in_part {
+        if self.synced || self.synced_in_part {
             self.lens.iter_mut().for_each(|known| *known = (*known).max(len));
         } else {
             self.stamps.iter_mut().for_each(|stamps| drop(stamps.drain(..stamps.len() - 1)));
@@ -114,6 +119,13 @@ impl File {
             self.stamps.resize(blocks, vec![0]);
         }
         self.lens.push(blocks * BLOCK);
+    }
+
+    fn punch(&mut self, at: usize, count: usize) {
+        if let Some(part) = self.part() {
+            part.punch(at, count);
+        }
+        self.stamps.iter_mut().skip(at).take(count).for_each(|stamps| stamps.push(0));
     }
 
     fn all_durable(&mut self) {
@@ -270,10 +282,12 @@ impl Oracle {
             Op::Truncate { name, blocks, sync } => {
                 let State::File(file) = self.now(name) else { return };
                 self.files[file].set_len(*blocks);
-                if done && *sync {
-                    self.files[file].all_durable();
-                    self.durable(name);
-                }
+                self.whole_durable(name, file, done && *sync);
+            }
+            Op::Punch { name, at, count, sync } => {
+                let State::File(file) = self.now(name) else { return };
+                self.files[file].punch(*at, *count);
+                self.whole_durable(name, file, done && *sync);
             }
             Op::Replace { name, count, stamp, sync, dir } => {
                 let file = self.new_file();
@@ -294,7 +308,7 @@ impl Oracle {
                 let mut state = self.now(from);
                 // As of a replacement without a sync. What was durable once may be so, too.
                 if let (State::File(file), State::File(of)) = (state, self.now(to))
-                    && !self.files[file].synced
+                    && !self.files[file].is_durable()
                 {
                     let mut moved = self.files[file].clone();
                     moved.replace(of, Some(from.clone()));
@@ -306,14 +320,18 @@ impl Oracle {
                 self.done_in_dir(&[from, to], done && *dir);
             }
             Op::Drain { name } => {
-                if let State::File(file) = self.now(name)
-                    && done
-                {
-                    self.files[file].all_durable();
-                    self.durable(name);
-                }
+                let State::File(file) = self.now(name) else { return };
+                self.whole_durable(name, file, done);
             }
             Op::Read { .. } | Op::Evict { .. } | Op::Pause { .. } => {}
+        }
+    }
+
+    /// If somebody was told so, the file and its name last.
+    fn whole_durable(&mut self, name: &str, file: usize, is_told: bool) {
+        if is_told {
+            self.files[file].all_durable();
+            self.durable(name);
         }
     }
 
@@ -500,13 +518,14 @@ mod tests {
 
     #[test]
     fn file_moved_over_a_durable_one_when_synced_in_part_then_that_part_may_be_as_it_was_then() {
-        for sync in [Sync::None, Sync::Each] {
+        for sync in [Sync::None, Sync::Each, Sync::Fsync] {
             assert!(is_allowed(sync, &[100, 101]), "the old one");
             assert!(is_allowed(sync, &[10, 30, 40]), "the new one");
             assert!(!is_allowed(sync, &[10, 30]), "without its end");
             assert!(!is_allowed(sync, &[10, 50, 40]), "what was never written");
         }
         assert!(is_allowed(Sync::Each, &[10, 20, 40]), "as synced");
+        assert!(is_allowed(Sync::Fsync, &[10, 20, 40]), "as synced");
         assert!(!is_allowed(Sync::None, &[10, 20, 40]), "nobody has synced that");
     }
 }

@@ -71,7 +71,7 @@ impl Site {
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
             return Err(Failure::Skipped("power cuts need a mount namespace".into()));
         }
-        run_checked(Command::new("mount").args(["--make-rprivate", "/"]), LIMIT)?;
+        run_checked(Command::new("mount").args(["--make-rslave", "/"]), LIMIT)?;
         let_others_mounts_go()?;
         let place = tempfile::Builder::new().prefix("forebay-power-").tempdir_in("/dev/shm")?;
         let disks = DISKS.iter().map(|name| Disk { name, xfs: random.one_in(2) }).collect();

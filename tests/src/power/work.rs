@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::fs::{fdatasync, fsync, ftruncate, rename, unlink};
+use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync, ftruncate, rename, unlink};
 
 use super::oracle::{BLOCK, Oracle, block};
 use crate::failure::Outcome;
@@ -36,6 +36,7 @@ pub enum Sync {
 pub enum Op {
     Write { name: String, at: usize, count: usize, stamp: u64, fresh: bool, sync: Sync },
     Truncate { name: String, blocks: usize, sync: bool },
+    Punch { name: String, at: usize, count: usize, sync: bool },
     Replace { name: String, count: usize, stamp: u64, sync: bool, dir: bool },
     Remove { name: String, dir: bool },
     Move { from: String, to: String, dir: bool },
@@ -51,6 +52,7 @@ impl Op {
         match self {
             Op::Write { name, .. }
             | Op::Truncate { name, .. }
+            | Op::Punch { name, .. }
             | Op::Replace { name, .. }
             | Op::Remove { name, .. }
             | Op::Drain { name }
@@ -129,6 +131,11 @@ fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op>
                 _ => Op::Write { name, at, count: inside, stamp, fresh: false, sync },
             }
         }
+        (9, Some(blocks)) if blocks > 0 && random.one_in(2) => {
+            let at = random.below(blocks as u64) as usize;
+            let count = (random.between(1, 4) as usize).min(blocks - at);
+            Op::Punch { name, at, count, sync: !random.one_in(3) }
+        }
         (9, Some(blocks)) => {
             let blocks = random.below(blocks as u64 + 4) as usize;
             Op::Truncate { name, blocks, sync: !random.one_in(3) }
@@ -170,6 +177,15 @@ pub fn carry_out(home: &Path, op: &Op, ended: &dyn Fn() -> bool) -> Outcome {
         Op::Truncate { name, blocks, sync } => {
             let fd = os::open(at(name), OFlags::RDWR, 0)?;
             ftruncate(&fd, (blocks * BLOCK) as u64)?;
+            if *sync {
+                fsync(&fd)?;
+            }
+            Ok(())
+        }
+        Op::Punch { name, at: from, count, sync } => {
+            let fd = os::open(at(name), OFlags::RDWR, 0)?;
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&fd, how, (from * BLOCK) as u64, (count * BLOCK) as u64)?;
             if *sync {
                 fsync(&fd)?;
             }

@@ -133,7 +133,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         }
     }
     let mounts = mountinfo::read().unwrap_or_default();
-    let device = mountinfo::at(&mounts, client.mountpoint()).map(|mount| mount.device.clone());
+    let mount = mountinfo::at(&mounts, client.mountpoint());
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
     match client.order(Request::Shutdown { how }, end_limit(began, args)) {
         Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
@@ -144,30 +144,28 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         Err(error) => return Err(error),
     }
     if let Some(daemon) = daemon {
-        wait_for_end(&daemon, device.as_deref(), &mounts, end_limit(began, args))?;
+        wait_for_end(&daemon, mount, &mounts, end_limit(began, args))?;
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
 }
 
 /// Which of the mounts that were there before a mount was removed still show its file system. (Later ones
 /// may have got the number of its device.)
-fn still_bound(device: &str, before: &[Mount]) -> Vec<String> {
+fn still_bound(gone: &Mount, before: &[Mount]) -> Vec<String> {
     let now = mountinfo::read().unwrap_or_default();
-    let same = |mount: &&Mount| mount.is_forebay() && mount.device == device;
+    let same = |mount: &&Mount| mount.shows_same(gone);
     let still = before.iter().filter(same).filter(|mount| now.contains(mount));
     still.take(8).map(|mount| WirePath::from(&mount.mountpoint).to_string()).collect()
 }
 
 /// Some of the processes in whose mount namespaces the file system of a mount still is that is not in
 /// this one any more.
-fn in_other_namespaces(device: &str) -> Vec<String> {
-    let has = |mounts: &[mountinfo::Mount]| {
-        mounts.iter().any(|mount| mount.is_forebay() && mount.device == device)
-    };
+fn in_other_namespaces(gone: &Mount) -> Vec<String> {
+    let has = |mounts: &[Mount]| mounts.iter().any(|mount| mount.shows_same(gone));
     let mut found = Vec::new();
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
     let own = namespace(Path::new("/proc/self"));
-    // The number of a device that is gone is given to the next one.
+    // Mounted again.
     if has(&mountinfo::read().unwrap_or_default()) {
         return found;
     }
@@ -266,15 +264,15 @@ fn holders(mountpoint: &Path) -> Vec<String> {
 
 fn wait_for_end(
     daemon: &impl std::os::fd::AsFd,
-    device: Option<&str>,
+    gone: Option<&Mount>,
     before: &[Mount],
     limit: Duration,
 ) -> Result<(), Error> {
     let deadline = Instant::now() + limit;
     let began = Instant::now();
     loop {
-        let bound = match device.filter(|_| began.elapsed() >= BOUND_LIMIT) {
-            Some(device) => still_bound(device, before),
+        let bound = match gone.filter(|_| began.elapsed() >= BOUND_LIMIT) {
+            Some(gone) => still_bound(gone, before),
             None => Vec::new(),
         };
         if !bound.is_empty() {
@@ -283,8 +281,8 @@ fn wait_for_end(
                 bound.join(", ")
             )));
         }
-        let others = match device.filter(|_| began.elapsed() >= OTHERS_LIMIT) {
-            Some(device) => in_other_namespaces(device),
+        let others = match gone.filter(|_| began.elapsed() >= OTHERS_LIMIT) {
+            Some(gone) => in_other_namespaces(gone),
             None => Vec::new(),
         };
         if !others.is_empty() {

@@ -537,6 +537,7 @@ impl Node {
             if cut
                 && record.dirty
                 && let Some(found) = self.version_elsewhere(record)?
+                && !self.writeback.would_empty_its_name(record, &found)?
             {
                 tracing::warn!(%ino, "a file that was moved was not synced since: it is as the backing store has it");
                 self.residency.revert_to(ino, found)?;
@@ -626,9 +627,12 @@ impl Node {
             let Some(found) = self.found_at_start(record, link)? else { continue };
             // Not that of a file which this one has replaced.
             let known = record.backing.fingerprint.is_some_and(|known| found.same_inode(&known));
-            if known || is_pending(record, &found) {
+            let print = found.fingerprint();
+            if (known || is_pending(record, &found))
+                && !self.writeback.would_empty_its_name(record, &print)?
+            {
                 self.meta.claim_found(record.ino, link)?;
-                return self.residency.revert_to(record.ino, found.fingerprint());
+                return self.residency.revert_to(record.ino, print);
             }
         }
         // It must not take the place of a version that it was to replace.

@@ -1,14 +1,19 @@
 //! Starts after a crash of the machine, over states of namespace and tiers that only a power cut leaves.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::{NodeConfig, TierConfig, WritebackPolicy};
 use crate::context::Context;
 use crate::error::NodeError;
 use crate::node::Node;
+use forebay_core::steward::Action;
+use forebay_core::unit;
 use forebay_meta::Queue;
-use forebay_store::{Header, StoreError};
+use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Verdict};
+use forebay_store::{DirBacking, Header, StoreError, Tier};
 use forebay_types::Ino;
 
 const DAEMON: Context = Context::DAEMON;
@@ -32,8 +37,7 @@ fn start(dir: &tempfile::TempDir) -> Arc<Node> {
     }
 }
 
-/// The machine has stopped, and starts again.
-fn restart(dir: &tempfile::TempDir, node: Arc<Node>) -> Arc<Node> {
+fn stop_the_machine(dir: &Path, node: Arc<Node>) {
     let gone = Arc::downgrade(&node);
     drop(node);
     let until = Instant::now() + LIMIT;
@@ -41,7 +45,12 @@ fn restart(dir: &tempfile::TempDir, node: Arc<Node>) -> Arc<Node> {
         assert!(Instant::now() < until, "a thread keeps the node");
         std::thread::sleep(Duration::from_millis(5));
     }
-    std::fs::write(dir.path().join("tier/state/running"), "another boot").expect("state");
+    std::fs::write(dir.join("tier/state/running"), "another boot").expect("state");
+}
+
+/// The machine has stopped, and starts again.
+fn restart(dir: &tempfile::TempDir, node: Arc<Node>) -> Arc<Node> {
+    stop_the_machine(dir.path(), node);
     start(dir)
 }
 
@@ -218,4 +227,209 @@ fn file_written_anew_and_moved_without_a_sync_when_replaced_and_the_power_fails_
     let shown = shown_after_a_cut(&dir, node, "name");
     let old = shown == [1; 8192];
     assert!(old || is_old_or_new(&shown), "{} bytes of {:?}", shown.len(), shown.first());
+}
+
+/// The backing store has the new file as an empty one elsewhere, and a worker has claimed the name for it.
+#[test]
+fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_the_new_one_is_there()
+ {
+    for has_object in [true, false] {
+        let (dir, node) = written_back(&[("name", 2)]);
+        let made = node.create_and_open(&DAEMON, Ino::ROOT, b"new", (0o644, 0), libc::O_RDWR);
+        node.release(made.expect("create").1.fh);
+        node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+        let new = write(&node, "new", 3, 0);
+        rename(&node, "new", "name");
+        let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
+        node.meta.claim_found(new, &link).expect("claimed");
+        node.meta.sync().expect("sync");
+        match has_object {
+            true => node.tiers[0].tier.open(new.0).expect("object").set_len(0).expect("cut"),
+            false => node.tiers[0].tier.remove(new.0).expect("object"),
+        }
+        let node = restart(&dir, node);
+        let found = node.lookup(&DAEMON, Ino::ROOT, b"name").expect("lookup").expect("there");
+        let shown = content(&node, found.ino);
+        assert!(is_old_or_new(&shown), "{} bytes of {:?}", shown.len(), shown.first());
+        node.stop(LIMIT);
+    }
+}
+
+/// What a device may have of an object or its map.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum As {
+    /// Not even its name.
+    Absent,
+    /// No byte.
+    Empty,
+    /// As it was when the version had appeared in the backing store, and the object was dirty yet.
+    Published,
+    /// As it was when the object was clean.
+    Clean,
+    /// As it is after its tail was evicted.
+    Evicted,
+}
+
+/// Copies an object and its map, with their attributes.
+fn copy_object(from: &Path, ino: u64, end: &str, to: &Path) {
+    let file = from.join(format!("{ino:016x}{end}"));
+    if file.exists() {
+        let mut copy = std::process::Command::new("cp");
+        assert!(copy.arg("-a").arg(file).arg(to).status().expect("cp").success());
+    }
+}
+
+/// The directory that the tier has an object in.
+fn fan_of(tier: &Path, ino: u64) -> PathBuf {
+    let fans = std::fs::read_dir(tier.join("objects")).expect("objects");
+    let mut fans = fans.map(|fan| fan.expect("fan").path());
+    fans.find(|fan| fan.join(format!("{ino:016x}")).exists()).expect("an object")
+}
+
+/// Copies an object right after a version of its file has appeared.
+#[derive(Default)]
+struct AtPublication {
+    ino: AtomicU64,
+    appeared: AtomicBool,
+    dir: PathBuf,
+}
+
+impl Interceptor for AtPublication {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let ino = self.ino.load(Ordering::SeqCst);
+        if ino != 0 && operation == Operation::Sync && self.appeared.swap(false, Ordering::SeqCst) {
+            let fan = fan_of(&self.dir.join("tier"), ino);
+            for end in ["", ".map"] {
+                copy_object(&fan, ino, end, &self.dir.join("published"));
+            }
+        }
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation == Operation::Commit {
+            self.appeared.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A mount that notes how an object was at a publication.
+fn start_watched(watch: &Arc<AtPublication>, in_part: bool) -> Arc<Node> {
+    let dir = &watch.dir;
+    let tier = TierConfig { dir: dir.join("tier"), size_bytes: 64 << 20 };
+    let mut config = NodeConfig::new(dir.join("backing"), vec![tier]);
+    (config.writeback, config.extent_bytes) = (WritebackPolicy::OnEviction, 64 << 10);
+    config.fetch_on_open_bytes = if in_part { 0 } else { 1 << 20 };
+    let owner =
+        forebay_store::tier::DirTier::open(dir.join("tier")).expect("tier").id().to_string();
+    let inner = Arc::new(DirBacking::open(dir.join("backing"), &owner).expect("store"));
+    let backing = Arc::new(InterceptedBacking::new(inner, watch.clone()));
+    Node::start_between(config, backing, &|tier| tier).expect("node")
+}
+
+/// A file is changed and synced, changed and made longer, and closed.
+fn change_and_sync(node: &Node, bytes: &mut Vec<u8>) -> Ino {
+    let ino = node.lookup(&DAEMON, Ino::ROOT, b"file").expect("lookup").expect("there").ino;
+    let opened = node.open(&DAEMON, ino, libc::O_RDWR).expect("open");
+    for (at, byte, len) in [(200_000, 254, 70_000), (330_000, 253, 10_000), (400_000, 252, 100_000)]
+    {
+        bytes.resize(bytes.len().max(at + len), 0);
+        bytes[at..at + len].fill(byte);
+        node.write(&DAEMON, opened.fh, at as u64, &bytes[at..at + len]).expect("write");
+        if at == 200_000 {
+            node.fsync(&DAEMON, opened.fh, false).expect("sync");
+        }
+    }
+    node.release(opened.fh);
+    ino
+}
+
+/// The tail of an object that was written back goes.
+fn evict_tail(node: &Node, dir: &Path, ino: Ino) {
+    use std::os::unix::fs::MetadataExt;
+    let fan = fan_of(&dir.join("tier"), ino.0);
+    let keep = |moment: &str| {
+        ["", ".map"].iter().for_each(|end| copy_object(&fan, ino.0, end, &dir.join(moment)));
+        let object = fan.join(format!("{:016x}", ino.0));
+        std::fs::metadata(object).expect("object").blocks()
+    };
+    let before = keep("clean");
+    let (tier, bytes) = (unit::Tier(0), unit::Bytes(64 << 10));
+    node.perform(Action::Truncate { object: ino, tier, keep: bytes });
+    assert!(keep("evicted") < before, "nothing was evicted");
+}
+
+/// The power fails when a file of which a part or all is on the tier was synced, made longer and written back,
+/// and its tail evicted; the tier has the object and its map as they were at some time.
+fn evicted_when(in_part: bool, object: As, map: As) {
+    let what = format!("in part: {in_part}, object: {object:?}, map: {map:?}");
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
+    for name in ["backing", "tier", "published", "clean", "evicted"] {
+        std::fs::create_dir(dir.path().join(name)).expect(name);
+    }
+    let mut bytes: Vec<u8> = (0..400_000_u32).map(|at| (at / 1000 % 251) as u8).collect();
+    std::fs::write(dir.path().join("backing/file"), &bytes).expect("below");
+    let watch = AtPublication { dir: dir.path().to_owned(), ..AtPublication::default() };
+    let watch = Arc::new(watch);
+    let node = start_watched(&watch, in_part);
+    let ino = change_and_sync(&node, &mut bytes);
+    watch.ino.store(ino.0, Ordering::SeqCst);
+    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    assert_eq!(left.bytes, 0, "{what}");
+    watch.ino.store(0, Ordering::SeqCst);
+    evict_tail(&node, dir.path(), ino);
+    stop_the_machine(dir.path(), node);
+    let fan = fan_of(&dir.path().join("tier"), ino.0);
+    for (end, state) in [("", object), (".map", map)] {
+        let file = fan.join(format!("{:016x}{end}", ino.0));
+        let _there_or_not = std::fs::remove_file(&file);
+        let moment = match state {
+            As::Absent => continue,
+            As::Empty => {
+                drop(std::fs::File::create(&file).expect("map"));
+                continue;
+            }
+            As::Published => "published",
+            As::Clean => "clean",
+            As::Evicted => "evicted",
+        };
+        copy_object(&dir.path().join(moment), ino.0, end, &fan);
+    }
+    let node = start_watched(&watch, in_part);
+    let opened = node.open(&DAEMON, ino, libc::O_RDONLY).expect("open");
+    let mut shown = vec![0; 600_000];
+    let read = node.read(&DAEMON, opened.fh, 0, &mut shown).expect("read");
+    node.release(opened.fh);
+    assert!(shown[..read] == bytes, "{what}");
+    node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    assert!(std::fs::read(dir.path().join("backing/file")).expect("below") == bytes, "{what}");
+    assert_eq!((node.conflicts().0, node.lost_files().files), (0, 0), "{what}");
+    node.stop(LIMIT);
+}
+
+/// The map is durable without what is evicted before that goes: older maps are there with older objects alone.
+#[test]
+fn part_when_written_back_and_evicted_and_the_tier_has_it_as_of_any_moment_then_it_is_whole() {
+    use As::{Absent, Clean, Empty, Evicted, Published};
+    for object in [Published, Clean, Evicted] {
+        evicted_when(true, object, Evicted);
+    }
+    for (object, map) in [
+        (Published, Published),
+        (Published, Clean),
+        (Clean, Published),
+        (Clean, Clean),
+        (Absent, Clean),
+        (Absent, Absent),
+    ] {
+        evicted_when(true, object, map);
+    }
+    // It gets a map with its eviction, of which nothing need be durable.
+    for object in [Published, Clean, Evicted] {
+        for map in [Empty, Evicted] {
+            evicted_when(false, object, map);
+        }
+    }
+    evicted_when(false, Published, Absent);
+    evicted_when(false, Clean, Absent);
 }

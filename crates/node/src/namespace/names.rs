@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::hand_over::RemovedInode;
 use crate::node::Node;
+use crate::residency::synced::Replacing;
 
 use super::acl::{self, Acl};
 use super::groups::{Membership, membership};
@@ -395,10 +396,13 @@ impl Node {
                 settled => drop(settled?),
             }
         }
-        if !flags.exchange {
-            let at = Link::new(to_dir, to);
-            self.residency.sync_what_replaces_synced(context, &source, target.as_deref(), &at)?;
-        }
+        let replacing = match flags.exchange {
+            true => Replacing::default(),
+            false => {
+                let at = Link::new(to_dir, to);
+                self.residency.begin_replacing(context, &source, target.as_deref(), &at)?
+            }
+        };
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
         let before = target.map(|target| self.stat(&target));
@@ -407,7 +411,9 @@ impl Node {
         let lingers = file && !flags.exchange;
         let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
         let now = clock::wall_time();
-        let renamed = self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?;
+        let renamed = self.residency.replace(context, &source, replacing, || {
+            Ok(self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?)
+        })?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
         self.queue(&renamed.moved);
         self.writeback.note_moved(&renamed.moved);

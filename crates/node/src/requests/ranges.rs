@@ -151,6 +151,7 @@ impl Node {
             };
         };
         self.residency.mark_dirty(file, place)?;
+        self.residency.note_cut(place, offset)?;
         if end > len && !keep {
             place.object.set_len(end)?;
         }

@@ -241,6 +241,9 @@ impl Node {
         }
         place.charge.bytes.fetch_add(map, Ordering::AcqRel);
         let before = place.object.len()?;
+        if size < before {
+            self.residency.note_cut(place, size)?;
+        }
         // The object first: a restart cuts the map to it, and what the map forgets too early would
         // read as zeros.
         place.object.set_len(size)?;

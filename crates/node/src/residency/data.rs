@@ -27,6 +27,7 @@ use crate::residency::data_location::{
 };
 use crate::residency::files::{File, FileRef, is_privileged};
 use crate::residency::residents::Resident;
+use crate::residency::synced::len_to_first_hole;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
 const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
@@ -245,8 +246,9 @@ impl Residency {
         header.dirty = true;
         header.writing = true;
         // Whatever a power cut leaves of it has what it was a copy of, or what was written since.
-        header.size = place.object.len()?;
-        header.covered = header.base.is_some() && header.size > 0;
+        header.covered = header.base.is_some() && place.object.len()? > 0;
+        // With size 0 it would have been empty.
+        header.size = len_to_first_hole(place)?.max(u64::from(header.covered));
         let path = self.header_for(&record, header.whole, true);
         header.path = path.path;
         header.path_truncated = path.path_truncated;

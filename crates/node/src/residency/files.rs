@@ -89,6 +89,9 @@ pub struct File {
     pub pages_replaced: AtomicU64,
     /// The version below when it was last seen to be the one that is known.
     pub below: Mutex<Option<Fingerprint>>,
+    /// Syncs of which somebody may have been told. Whoever is about to give the name of the file to another
+    /// one holds it, so that nobody is told between the look whether the file was synced and the change.
+    pub syncs: Mutex<u64>,
 }
 
 /// Counts what may leave a mapping that programs store into without the daemon: opens and closes of
@@ -166,6 +169,7 @@ impl File {
             spill: Mutex::default(),
             pages_replaced: AtomicU64::new(0),
             below: Mutex::default(),
+            syncs: Mutex::default(),
         }
     }
 

@@ -20,10 +20,11 @@ use forebay_types::{FileKind, Ino, Timestamp};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::lifecycle::recover::{CLEAN_END, RUNNING, SETTLED, names_below};
 use crate::residency::Residency;
-use crate::residency::data_location::{TierObject, Underlay};
-use crate::residency::files::File;
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::files::{File, FileRef};
 use crate::writeback::flush::is_announced;
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
@@ -50,6 +51,14 @@ pub(crate) fn counts(
 pub(crate) fn bytes_before_a_hole(of: &dyn Bytes) -> forebay_store::Result<u64> {
     let len = of.len()?;
     Ok(if len == 0 { 0 } else { of.seek_hole(0)?.unwrap_or(len).min(len) })
+}
+
+/// As [`bytes_before_a_hole`], of an object in use: what stands in a hole later is new, as an end is.
+pub(crate) fn len_to_first_hole(place: &TierObject) -> Result<u64> {
+    Ok(match place.presence {
+        None => bytes_before_a_hole(&*place.object)?,
+        Some(_) => place.object.len()?,
+    })
 }
 
 /// As [`bytes_before_a_hole`], of an object. Of a part its map tells.
@@ -120,6 +129,11 @@ fn surely_stands(record: &Record, at: &Link) -> bool {
     backing.fingerprint.is_some() && (is_only || was_made)
 }
 
+/// The file whose name another one is about to take, and how many syncs of it there were when that was
+/// decided.
+#[derive(Default)]
+pub(crate) struct Replacing(Option<(FileRef, u64)>);
+
 impl Residency {
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
     pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
@@ -162,6 +176,7 @@ impl Residency {
             self.meta.sync()?;
             file.durable_change.store(change, Ordering::Release);
         }
+        *file.syncs.lock() += 1;
         Ok(())
     }
 
@@ -215,7 +230,7 @@ impl Residency {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
-        let len = place.object.len()?;
+        let len = len_to_first_hole(place)?;
         self.edit_header_if(place, |header| {
             let change = header.dirty && !header.synced;
             if change {
@@ -236,17 +251,19 @@ impl Residency {
         })
     }
 
-    /// What the kernel may have synced without asking counts after the object was emptied as well.
+    /// What the kernel may have synced without asking counts after the object was emptied as well. What is
+    /// written then is new since the last sync.
     pub(crate) fn note_syncs_before_emptying(&self, place: &TierObject) -> Result<()> {
-        if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
+        if !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
         let len = place.object.len()?;
         self.edit_header_if(place, |header| {
             // What covers a copy was not empty, and an open by which it is written unseen syncs it.
-            let change = header.covered && header.size == 0 && len > 0 && !header.synced;
+            let unseen = header.covered && header.size == 0 && len > 0;
+            let change = if header.synced { header.size > 0 } else { unseen };
             if change {
-                (header.synced, header.size) = (true, len);
+                (header.synced, header.size) = (true, 0);
             }
             change
         })
@@ -264,23 +281,77 @@ impl Residency {
         })
     }
 
-    /// Before a file takes the name `at` of another one that was synced, and that the backing store does
-    /// not have there: the bytes of that one go with its name, or it is not found any more, so those of
-    /// the new one must be durable before. A version that the backing store has under the name comes back
-    /// by itself: see `reconcile/unsynced.rs`.
-    pub(crate) fn sync_what_replaces_synced(
+    /// What an object gets behind `len` from here on is new since the last sync: it is cut there, or gets a
+    /// hole.
+    pub(crate) fn note_cut(&self, place: &TierObject, len: u64) -> Result<()> {
+        self.edit_header_if(place, |header| {
+            let counts = header.synced || header.covered && header.size > 0;
+            let change = header.dirty && counts && len < header.size;
+            if change {
+                // With size 0 what covers it would have been empty.
+                header.size = len.max(u64::from(!header.synced));
+            }
+            change
+        })
+    }
+
+    /// Makes a file durable that is to take the name `at` of another one, if need be.
+    pub(crate) fn begin_replacing(
         &self,
         context: &Context,
         source: &Record,
         target: Option<&Record>,
         at: &Link,
-    ) -> Result<()> {
+    ) -> Result<Replacing> {
+        let target = target.filter(|target| target.attr.kind == FileKind::Regular);
+        let file = target.map(|target| self.files.get(target.ino));
+        let seen = file.as_ref().map(|file| *file.syncs.lock());
+        if self.must_be_synced_to_replace(context, source, target, at)? {
+            self.sync_to_replace(context, source)?;
+        }
+        Ok(Replacing(file.zip(seen)))
+    }
+
+    /// Has a file take that name.
+    pub(crate) fn replace<T>(
+        &self,
+        context: &Context,
+        source: &Record,
+        Replacing(replaced): Replacing,
+        replace: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        fail_at!("node.rename.decided");
+        let mut syncs = replaced.as_ref().map(|(file, _)| file.syncs.lock());
+        if syncs.as_deref() != replaced.as_ref().map(|(_, seen)| seen) {
+            // Somebody was told since that what goes with the name is durable.
+            drop(syncs);
+            self.sync_to_replace(context, source)?;
+            syncs = replaced.as_ref().map(|(file, _)| file.syncs.lock());
+        }
+        // The sync may have taken long.
+        self.given_up.check(context)?;
+        let done = replace();
+        drop(syncs);
+        done
+    }
+
+    /// Whether a file must be durable before it takes the name `at` of another one. If that one was synced,
+    /// and the backing store does not have it there, its bytes go with its name, or it is not found any more.
+    /// A version that the backing store has under the name comes back by itself: see
+    /// `reconcile/unsynced.rs`.
+    fn must_be_synced_to_replace(
+        &self,
+        context: &Context,
+        source: &Record,
+        target: Option<&Record>,
+        at: &Link,
+    ) -> Result<bool> {
         let is_newer =
             |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
         if source.attr.kind != FileKind::Regular || !is_newer(source) {
-            return Ok(());
+            return Ok(false);
         }
-        let kept = match target.filter(|target| target.attr.kind == FileKind::Regular) {
+        let kept = match target {
             // It goes on from a name that it took from another one, which is there no more.
             None => !source.replaces,
             // Of parts in several places nobody can tell later whether all of them are there.
@@ -293,7 +364,12 @@ impl Residency {
             // After a move that is not written back yet what is below is an older one.
             Some(target) => surely_stands(target, at),
         };
-        if kept && !self.has_grown_since_a_sync(context, source.ino)? {
+        Ok(!kept || self.has_grown_since_a_sync(context, source.ino)?)
+    }
+
+    /// What replaces another file is durable, if it can be.
+    fn sync_to_replace(&self, context: &Context, source: &Record) -> Result<()> {
+        if source.attr.kind != FileKind::Regular {
             return Ok(());
         }
         context.wait()?;
@@ -307,52 +383,57 @@ impl Residency {
         }
     }
 
-    /// Whether a file is more than one whole object.
-    fn is_in_parts(&self, context: &Context, ino: Ino) -> Result<bool> {
+    /// What `look` says of where the bytes of a file are; `None` if that can't be found out.
+    fn look_where<T>(
+        &self,
+        context: &Context,
+        ino: Ino,
+        look: impl FnOnce(&DataLocation) -> Result<T>,
+    ) -> Result<Option<T>> {
         let file = self.files.get(ino);
         match self.load(context, &file) {
             Err(NodeError::MustWait) => return Err(NodeError::MustWait),
-            Err(_) => return Ok(false),
+            Err(_) => return Ok(None),
             Ok(()) => {}
         }
         let location = file.location_for(context)?;
-        let parts = location.place.as_ref().is_some_and(|place| place.presence.is_some());
-        Ok(parts || matches!(location.base, Underlay::Spill(_)))
+        look(&location).map(Some)
     }
 
-    /// Whether a file that counts after a crash of the machine, as it was synced once, would lack an end
-    /// that was written since: nobody could tell then that it is less than it was, and that what it has
-    /// replaced is to come back.
+    /// Whether a file is more than one whole object.
+    fn is_in_parts(&self, context: &Context, ino: Ino) -> Result<bool> {
+        let parts = self.look_where(context, ino, |location| {
+            let parts = location.place.as_ref().is_some_and(|place| place.presence.is_some());
+            Ok(parts || matches!(location.base, Underlay::Spill(_)))
+        })?;
+        Ok(parts.unwrap_or(false))
+    }
+
+    /// Whether a file that counts after a crash of the machine, as it was synced once, would lack what it
+    /// has got since: an end, also in place of one that was cut off, or bytes where there was a hole. Nobody
+    /// could tell then that it is less than it was, and that what it has replaced is to come back.
     fn has_grown_since_a_sync(&self, context: &Context, ino: Ino) -> Result<bool> {
-        let file = self.files.get(ino);
-        match self.load(context, &file) {
-            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
-            Err(_) => return Ok(false),
-            Ok(()) => {}
-        }
-        let location = file.location_for(context)?;
-        let Some(place) = &location.place else { return Ok(false) };
-        let (header, len) = (place.object.header()?, place.object.len()?);
-        // Of one that was empty when the kernel began to write it all is looked for.
-        let counts = header.synced || header.covered && header.size > 0;
-        Ok(header.dirty && counts && len > header.size)
+        let grown = self.look_where(context, ino, |location| {
+            let Some(place) = &location.place else { return Ok(false) };
+            let (header, len) = (place.object.header()?, place.object.len()?);
+            // Of one that was empty when the kernel began to write it all is looked for.
+            let counts = header.synced || header.covered && header.size > 0;
+            Ok(header.dirty && counts && len > header.size)
+        })?;
+        Ok(grown.unwrap_or(false))
     }
 
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
     /// by another node, or can't be read, does not say.
     fn may_be_synced(&self, context: &Context, ino: Ino) -> Result<bool> {
-        let file = self.files.get(ino);
-        match self.load(context, &file) {
-            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
-            Err(_) => return Ok(true),
-            Ok(()) => {}
-        }
-        let location = file.location_for(context)?;
-        let Some(place) = &location.place else { return Ok(true) };
-        let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
-        // A clean one was written back a moment ago, and that is not reported yet: under which name is
-        // not known.
-        Ok(says.map_or(true, |(header, len)| !header.dirty || is_acknowledged(&header, len)))
+        let synced = self.look_where(context, ino, |location| {
+            let Some(place) = &location.place else { return Ok(true) };
+            let says = place.object.header().and_then(|header| Ok((header, place.object.len()?)));
+            // A clean one was written back a moment ago, and that is not reported yet: under which name is
+            // not known.
+            Ok(says.map_or(true, |(header, len)| !header.dirty || is_acknowledged(&header, len)))
+        })?;
+        Ok(synced.unwrap_or(true))
     }
 
     fn edit_header_if(

@@ -3,6 +3,7 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
+pub mod device;
 pub mod passing;
 
 use std::os::unix::fs::MetadataExt;

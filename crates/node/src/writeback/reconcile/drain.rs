@@ -2,17 +2,19 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Record, Seq};
-use forebay_types::{FileKind, Ino};
+use forebay_types::{FileKind, Ino, Timestamp};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
 use super::data_side::Kept;
 use super::queue::{Turn, batch_size};
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
+use crate::residency::files::File;
 use crate::writeback::Writeback;
 use crate::writeback::upkeep::Step;
 
@@ -22,6 +24,10 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 /// Files that programs keep changing are given up after this long without any progress.
 const BUSY_PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Why a sync has left something that nobody changes, and at which nothing failed.
+const NOT_ITS_TURN: &str = "it waits for other work of the write-back, as on its directory, or on what has \
+its name in the backing store, and that was not done in time; try again";
 
 /// Inodes of one pass that are remembered as left, and those that are told with a reason.
 const MAX_LEFT: usize = 10_000;
@@ -305,19 +311,36 @@ impl Writeback {
     /// are no failure.
     fn judge_rest(&self, rest: Vec<(Ino, bool)>, until: Instant, synced: &mut Synced) {
         for (ino, busy) in rest {
-            let is_written = busy && Instant::now() < until && self.reconcile_as_it_is(ino).is_ok();
-            if is_written {
+            let file = self.residency.files.get(ino);
+            let before = self.changes_of(&file);
+            let written = match busy && Instant::now() < until {
+                true => self.reconcile_as_it_is(ino),
+                false => Err(NodeError::Busy),
+            };
+            if written.is_ok() {
                 synced.in_use += 1;
                 continue;
             }
             synced.failed += 1;
             if synced.failures.len() < MAX_TOLD {
                 let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
-                let why = if busy { None } else { self.write_error(ino) };
-                let why = why.unwrap_or_else(|| "programs keep changing it; try again".into());
-                synced.failures.push((path, why));
+                let why = match written {
+                    _ if !busy => self.write_error(ino),
+                    Err(NodeError::Busy) if self.changes_of(&file) != before => {
+                        Some("programs keep changing it; try again".into())
+                    }
+                    Err(NodeError::Busy) | Ok(()) => None,
+                    Err(error) => Some(error.to_string()),
+                };
+                synced.failures.push((path, why.unwrap_or_else(|| NOT_ITS_TURN.into())));
             }
         }
+    }
+
+    /// What programs move when they change a file.
+    fn changes_of(&self, file: &File) -> (u64, Option<Timestamp>) {
+        let record = self.known(file.ino).ok().flatten();
+        (file.writes.load(Ordering::Acquire), record.map(|record| record.attr.ctime))
     }
 
     fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<u64> {

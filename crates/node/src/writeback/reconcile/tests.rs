@@ -642,6 +642,23 @@ fn sync_subtree_when_asked_for_one_directory_then_leaves_the_others() {
 }
 
 #[test]
+fn sync_when_another_worker_has_a_file_in_hand_then_does_not_say_that_programs_change_it() {
+    let bench = Bench::with(Arc::new(Counter::default()), |config| {
+        config.backing_timeout = Duration::from_millis(100);
+    });
+    let ino = bench.write("file", b"1");
+    let held = bench.node.own(ino, Duration::ZERO).expect("nobody has it");
+    let until = Instant::now() + Duration::from_secs(60);
+    let synced = bench.node.sync_subtree(Ino::ROOT, until, &mut |_| true).expect("it works");
+    drop(held);
+    let [(path, why)] = &synced.failures[..] else { panic!("{synced:?}") };
+    assert_eq!(path, b"file");
+    assert!(why.contains("other work") && !why.contains("programs"), "{why}");
+    let synced = bench.node.sync_subtree(Ino::ROOT, until, &mut |_| true).expect("it works");
+    assert!(synced.complete, "{synced:?}");
+}
+
+#[test]
 fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_it() {
     #[derive(Default)]
     struct Lists(AtomicU64);

@@ -8,7 +8,7 @@
 
 use forebay_meta::{Error as MetaError, Link, Links, Record, RenameFlags};
 use forebay_store::{Attributes, ErrorClass};
-use forebay_types::Ino;
+use forebay_types::{Fingerprint, Ino};
 
 use super::conflict::conflict_name;
 use super::identity::is_pending;
@@ -37,6 +37,27 @@ impl Writeback {
             }
         }
         Ok(())
+    }
+
+    /// Whether a file that was empty when the backing store got it last, has been written to since, and has
+    /// taken the name of another file, would make that name empty if it became again what it was: neither
+    /// the old file nor the new one would be seen there.
+    pub(crate) fn would_empty_its_name(
+        &self,
+        record: &Record,
+        version: &Fingerprint,
+    ) -> Result<bool> {
+        if version.size > 0 || record.attr.size == 0 {
+            return Ok(false);
+        }
+        for link in &record.links {
+            // Its own is there if a worker has moved it already, and not only claimed the name.
+            let found = self.replaces_known(record, link)?;
+            if found.is_some_and(|found| !found.fingerprint().same_inode(version)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// What the backing store has of an older version of a file under a name: its own, or that of
