@@ -90,23 +90,14 @@ pub fn cluster_address(given: &str) -> ControlResult<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Fills in what the nodes of the cluster have agreed on and this one was not told; `known` is what
-/// the daemon knew that this one takes the place of.
+/// Fills in what the nodes of the cluster have agreed on and this one was not told.
 ///
 /// # Errors
 /// If the servers do not answer; if this node can't do what was agreed on.
-pub fn agreed(
-    config: &MountConfig,
-    known: Option<(u32, Redundancy)>,
-) -> ControlResult<MountConfig> {
+pub fn agreed(config: &MountConfig) -> ControlResult<MountConfig> {
     let mut config = config.clone();
     let Some(cluster) = &mut config.cluster else { return Ok(config) };
     if cluster.replicas.is_some() && cluster.redundancy.is_some() {
-        return Ok(config);
-    }
-    if let Some((replicas, redundancy)) = known {
-        cluster.replicas = cluster.replicas.or(Some(replicas));
-        cluster.redundancy = cluster.redundancy.or(Some(redundancy));
         return Ok(config);
     }
     let address = cluster_address(&cluster.address)?;

@@ -21,7 +21,7 @@ use forebay::{
     ClusterSetUp, CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted,
 };
 use forebay_fuse::{Before, MountOptions, RecoveryJournal, STATE_VERSION, State, Takeover};
-use forebay_node::{Membership, Node};
+use forebay_node::Node;
 use fusewire::End;
 use parking_lot::Mutex;
 
@@ -59,7 +59,7 @@ impl Engine for NodeEngine {
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>> {
         forebay_node::arm_fail_points();
-        let config = &convert::agreed(config, None)?;
+        let config = &convert::agreed(config)?;
         let node_config = convert::node_config(config)?;
         let sizes = tier_sizes(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
@@ -172,8 +172,7 @@ fn go_on(
 ) -> ControlResult<Arc<dyn Mounted>> {
     forebay_node::arm_fail_points();
     let since = Instant::now();
-    let known = takeover.state.node.membership.as_ref().and_then(Membership::terms);
-    let config = &convert::agreed(config, known)?;
+    let config = &convert::agreed(config)?;
     let node_config = convert::node_config(config)?;
     let sizes = tier_sizes(config)?;
     let node = Node::start_after(node_config, Some(&takeover.state.node))

@@ -12,7 +12,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::locks::Family;
-use forebay_core::cluster::redundancy::Redundancy;
 use forebay_meta::{Incarnation, Ownership};
 use forebay_types::Ino;
 use prost::Message;
@@ -38,12 +37,6 @@ pub struct Membership {
     /// Where it listens for other nodes; empty if it does not.
     #[prost(string, tag = "3")]
     pub listens: String,
-    /// How many replicas of the metadata servers must have a change.
-    #[prost(uint32, tag = "4")]
-    pub replicas: u32,
-    /// What other nodes keep of what is written here; empty if the daemon did not know yet to say so.
-    #[prost(string, tag = "5")]
-    pub redundancy: String,
 }
 
 /// Somebody who may have locks of a file, and a handle through which he took some.
@@ -64,14 +57,6 @@ pub struct LockOwner {
 }
 
 impl Membership {
-    /// What the daemon had agreed on with the other nodes: replicas of the metadata servers, and
-    /// redundancy. They need not be asked again, which they may not answer before the lease of a
-    /// dead daemon ends.
-    #[must_use]
-    pub fn terms(&self) -> Option<(u32, Redundancy)> {
-        Some((self.replicas, self.redundancy.parse().ok()?))
-    }
-
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         let node = u16::try_from(self.node).ok()?;
         Some(Incarnation { node, epoch: self.epoch })
@@ -114,15 +99,7 @@ impl Node {
     pub fn membership(&self) -> Option<Membership> {
         let cluster = self.cluster.as_ref()?;
         let (node, epoch) = (cluster.me.node.into(), cluster.me.epoch);
-        let terms = self.config.cluster.as_ref()?;
-        let (replicas, redundancy) = (terms.replicas, terms.redundancy.to_string());
-        Some(Membership {
-            node,
-            epoch,
-            listens: cluster.listens.lock().clone(),
-            replicas,
-            redundancy,
-        })
+        Some(Membership { node, epoch, listens: cluster.listens.lock().clone() })
     }
 
     /// Programs of this node that wait for locks.
