@@ -12,7 +12,7 @@ use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Fingerprint, Ino, Link, Record, Seq, Spread, Timestamp};
+use crate::types::{Fingerprint, Ino, Link, Record, Seq, Timestamp};
 
 /// Places that are looked at together.
 const PAGE: usize = 1000;
@@ -321,16 +321,16 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn stale_names(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
-        let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
+        let spread = self.settled(dir)?.map(|record| record.spread);
         let mut stale_names = Vec::new();
-        for partition in self.layout.entries_partitions(dir, spread) {
+        for partition in self.layout.all_possible_partitions(dir, spread) {
             for (key, _) in self.scan(&keys::stale_names(partition, dir), None, usize::MAX)?.items {
                 let stale_name = keys::stale_name_parts(&key);
                 let (name, ino) = stale_name.ok_or_else(|| corrupt("a stale name", "short key"))?;
                 stale_names.push((name.into(), ino));
             }
         }
-        match self.is_split_since(dir, spread)? {
+        match self.is_elsewhere_since(dir, spread)? {
             true => self.stale_names(dir),
             false => Ok(stale_names),
         }
@@ -342,14 +342,16 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn stale_inodes_at(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
-        let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
-        let partition = self.layout.entry_partition(dir, spread, keys::name_hash(name));
-        let prefix = keys::stale_inodes_of_name(partition, dir, name);
-        let page = self.scan(&prefix, None, usize::MAX)?;
-        if self.is_split_since(dir, spread)? {
+        let spread = self.settled(dir)?.map(|record| record.spread);
+        let mut items = Vec::new();
+        for partition in self.layout.possible_partitions(dir, spread, keys::name_hash(name)) {
+            let prefix = keys::stale_inodes_of_name(partition, dir, name);
+            items.extend(self.scan(&prefix, None, usize::MAX)?.items);
+        }
+        if self.is_elsewhere_since(dir, spread)? {
             return self.stale_inodes_at(dir, name);
         }
-        let stale_names = page.items.iter().filter_map(|(key, _)| keys::stale_name_parts(key));
+        let stale_names = items.iter().filter_map(|(key, _)| keys::stale_name_parts(key));
         Ok(stale_names.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }
 
