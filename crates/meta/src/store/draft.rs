@@ -13,7 +13,7 @@ use crate::codec;
 use crate::engine::{Expect, Key, MiniTransaction, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Ino, Link, Record, Seq, Spread, Touched, XattrState};
+use crate::types::{Backing, FileKind, Ino, Link, Record, Seq, Spread, Touched, XattrState};
 
 #[derive(Debug)]
 struct Edit {
@@ -337,6 +337,16 @@ impl<'a> Draft<'a> {
         let before = edit.before.as_deref();
         let ino = edit.after.ino;
         edit.stamp = self.store.stamp(ino.partition());
+        // What comes from a look at the backing store knows nothing of earlier versions.
+        if edit.after.attr.kind == FileKind::Regular
+            && let Some(print) = edit.after.backing.fingerprint
+        {
+            let numbered = match before {
+                Some(before) => before.backing.numbered(print),
+                None => Backing::default().numbered(print),
+            };
+            edit.after.backing.fingerprint = Some(numbered);
+        }
         // The backing store has all, or nobody wants it any more: no copy counts from here on.
         edit.after.copied &= (edit.after.dirty || edit.after.spilled) && !edit.after.is_dead();
         let same = match before {
