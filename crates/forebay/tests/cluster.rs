@@ -1,5 +1,6 @@
 //! Several mounts on one machine that share a namespace and a backing store.
 
+mod kept;
 mod ring;
 mod site;
 
@@ -8,8 +9,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use kept::sync;
 use ring::{Random, Ring, can_cluster, names};
 
 fn append(path: &Path, text: &[u8]) {
@@ -119,6 +121,35 @@ fn file_open_for_writing_when_read_elsewhere_then_all_closed_before_is_there() {
     append(&ring.at(1, "f"), b"+fourth");
     assert_eq!(fs::read(ring.at(0, "f")).unwrap(), b"first+second+third+fourth");
     ring.umount_all();
+}
+
+/// A file of two names is written in place: it keeps its inode.
+#[test]
+fn file_when_written_in_place_with_its_old_length_and_time_then_others_show_what_was_written() {
+    if !can_cluster() {
+        return;
+    }
+    for ring in [Ring::new(2), Ring::talking(2)] {
+        ring.mount_all(&["--writeback", "close"]);
+        fs::write(ring.at(0, "f"), b"").unwrap();
+        fs::hard_link(ring.at(0, "f"), ring.at(0, "g")).unwrap();
+        let put = |text: &[u8]| {
+            let mut file = OpenOptions::new().write(true).open(ring.at(0, "f")).unwrap();
+            file.write_all(text).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+            drop(file);
+            sync(&ring, 0..1);
+            let found = fs::metadata(ring.backing("f")).unwrap();
+            assert_eq!(fs::read(ring.backing("g")).unwrap(), text);
+            (found.ino(), found.len(), found.mtime(), found.mtime_nsec())
+        };
+        let first = put(b"one");
+        assert_eq!(fs::read(ring.at(1, "f")).unwrap(), b"one");
+        assert_eq!(put(b"two"), first, "looks do not tell the versions apart");
+        assert_eq!(fs::read(ring.at(1, "f")).unwrap(), b"two");
+        assert_eq!(fs::read(ring.at(1, "g")).unwrap(), b"two");
+        ring.umount_all();
+    }
 }
 
 #[test]

@@ -168,14 +168,38 @@ fn daemon_when_started_again_then_its_copies_have_versions_that_none_had_before(
         }
     }
     // One of the two has the copy that counts, once the one before has gone.
-    std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(count(&ring, 1, "held_files") + count(&ring, 2, "held_files"), 1);
+    let held = || count(&ring, 1, "held_files") + count(&ring, 2, "held_files");
+    assert!(wait_for(2 * LONG, || held() == 1), "{} copies", held());
     ring.supervised = false;
     ring.end(0);
     let there = || fs::read(ring.at(1, "f")).is_ok_and(|read| read == newest);
     assert!(wait_for(LONG, there), "{:?}\n{}", fs::read(ring.at(1, "f")).map(drop), ring.log(1));
     ring.umount(1);
     ring.umount(2);
+}
+
+#[test]
+fn daemon_when_killed_with_the_lease_of_the_root_then_the_next_does_not_wait_for_it() {
+    if !can_cluster() {
+        return;
+    }
+    let mut ring = Ring::new(1);
+    ring.supervised = true;
+    ring.mount_all(&["--writeback", "evict"]);
+    for number in 0..100 {
+        fs::write(ring.at(0, &format!("file{number}")), b"here").unwrap();
+    }
+    let daemon = ring.daemon(0);
+    for number in 0..100 {
+        fs::write(ring.at(0, &format!("more{number}")), b"here").unwrap();
+    }
+    signal(daemon, Signal::KILL);
+    assert!(wait_for(LONG, || !alive(daemon)));
+    assert!(wait_for(LONG, || fs::read(ring.at(0, "more99")).is_ok()), "{}", ring.log(0));
+    // Others would have taken it for dead by the time that it could break the lease.
+    assert!(!ring.log(0).contains("its lease is broken"), "{}", ring.log(0));
+    assert!(ring.log(0).contains("shipped after a restart"), "it had no lease\n{}", ring.log(0));
+    ring.umount(0);
 }
 
 fn copy_dir(from: &Path, to: &Path) {

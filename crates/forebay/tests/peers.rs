@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::{MetaStore, NodeName, Options, Redis, RedisOptions};
 use forebay_peer::message::{Fault, Presence, ReadMap};
@@ -500,6 +500,47 @@ fn appenders_that_open_and_close_with_copies_then_no_call_fails_and_no_line_is_l
     let text = fs::read_to_string(ring.at(1, "log")).unwrap();
     assert_eq!(text.lines().count(), 3 * LINES, "{text}");
     ring.umount_all();
+}
+
+#[test]
+fn appenders_on_three_nodes_that_open_and_close_then_no_call_fails_and_nobody_starves() {
+    if !can_cluster() {
+        return;
+    }
+    for redundancy in ["none", "replicas=1"] {
+        let ring = Ring::talking(3);
+        ring.mount_all(&["--writeback", "evict", "--redundancy", redundancy]);
+        File::create(ring.at(0, "log")).unwrap();
+        let end = Instant::now() + Duration::from_secs(8);
+        let append = &|node: usize| {
+            let path = ring.at(node, "log");
+            for line in 0.. {
+                if Instant::now() > end {
+                    return line;
+                }
+                let done = appender(&path).and_then(|mut file| {
+                    file.write_all(format!("{node}.{line}\n").as_bytes())?;
+                    close(file)
+                });
+                done.unwrap_or_else(|error| panic!("{redundancy}, {node}.{line}: {error}"));
+            }
+            unreachable!("it appends until the time is over")
+        };
+        let lines: Vec<usize> = std::thread::scope(|scope| {
+            let all = [0, 1, 2].map(|node| scope.spawn(move || append(node)));
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let text = fs::read_to_string(ring.at(1, "log")).unwrap();
+        for (node, count) in lines.iter().enumerate() {
+            let prefix = format!("{node}.");
+            let own: Vec<&str> = text.lines().filter(|line| line.starts_with(&prefix)).collect();
+            let all: Vec<String> = (0..*count).map(|line| format!("{prefix}{line}")).collect();
+            assert_eq!(own, all, "{redundancy}");
+        }
+        // Shares are not equal: the owner is quicker than those who write by way of it.
+        assert!(lines.iter().all(|count| *count > 2), "{redundancy}: {lines:?}");
+        ring.umount_all();
+    }
 }
 
 #[test]

@@ -233,7 +233,13 @@ mod tests {
     #[test]
     fn state_of_a_node_of_a_cluster_then_programs_that_know_none_refuse_it() {
         let mut clustered = state();
-        let membership = Membership { node: 3, epoch: 9, listens: "tcp://[::1]:7".into() };
+        let membership = Membership {
+            node: 3,
+            epoch: 9,
+            listens: "tcp://[::1]:7".into(),
+            replicas: Some(1),
+            redundancy: "ec=2+1".into(),
+        };
         clustered.node.membership = Some(membership);
         clustered.node.handles[0].owner_node = 4;
         clustered.node.locks = vec![LockOwner { ino: 7, fh: 1, owner: u64::MAX, whole: true }];

@@ -47,6 +47,8 @@ struct PbFingerprint {
     ino: u64,
     #[prost(message, optional, tag = "5")]
     born: Option<PbTime>,
+    #[prost(uint32, tag = "6")]
+    edition: u32,
 }
 
 /// The record, without what its key says. Times other than mtime are left out where equal to it;
@@ -271,6 +273,7 @@ fn print_out(print: Fingerprint) -> PbFingerprint {
         ctime: Some(time_out(print.ctime)),
         ino: print.ino,
         born: (print.born != Timestamp::default()).then(|| time_out(print.born)),
+        edition: print.edition.into(),
     }
 }
 
@@ -281,6 +284,7 @@ fn print_in(print: PbFingerprint) -> Fingerprint {
         ctime: print.ctime.map_or(Timestamp::default(), time_in),
         ino: print.ino,
         born: print.born.map_or(Timestamp::default(), time_in),
+        edition: u16::try_from(print.edition).unwrap_or_default(),
     }
 }
 
@@ -711,8 +715,8 @@ mod tests {
                 ino: Ino(ino), attr,
                 backing: Backing {
                     links: if same { links.clone() } else { backing_links },
-                    fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino, born: t }),
-                    pending: print.filter(|_| bit(7)).map(|(ino, size)| Fingerprint { size, mtime: t, ctime: t, ino, born: t }),
+                    fingerprint: print.map(|(size, ino)| Fingerprint { size, mtime: t, ctime: t, ino, born: t, edition: bits }),
+                    pending: print.filter(|_| bit(7)).map(|(ino, size)| Fingerprint { size, mtime: t, ctime: t, ino, born: t, edition: bits }),
                     attrs_differ: bit(0), xattrs_differ: bit(1), claimed: Links::new(),
                 },
                 apart: 0, links, target: target.map(Vec::into_boxed_slice),

@@ -28,6 +28,8 @@
 //! The partitions of directories' entries and of marks are a matter of [`Layout`]. Where a split
 //! directory's entries were before, an entry without a name stays ([`moved`]).
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::engine::{Key, Write};
 use crate::types::{FileKind, Ino, Link, Seq, Spread};
 
@@ -46,6 +48,10 @@ pub(crate) const GATHERED: u16 = 1 << 14;
 /// names' hashes: then a listing that goes from one to the next is in the order of hashes.
 pub(crate) const BUCKETS: u16 = 16;
 const BUCKET_SHIFT: u32 = 62 - BUCKETS.trailing_zeros();
+
+/// Up to this number no directory is ever removed: the root, and a place beside the tree in which users
+/// of the store note names that are in no directory.
+const LAST_FIXED: Ino = Ino(2);
 
 /// Cursors below this are left to callers (for `.` and `..`).
 pub(crate) const MIN_HASH: u64 = 16;
@@ -139,6 +145,37 @@ impl Layout {
             Spread::Split => (0..BUCKETS).map(|bucket| bucket_partition(dir, bucket)).collect(),
             _ => vec![self.entry_partition(dir, spread, 0)],
         }
+    }
+
+    /// The partitions in which an entry or a stale name of this hash may lie. While the directory has a
+    /// record it is one; of a directory without one nobody knows whether it was split.
+    pub fn possible_partitions(
+        self,
+        dir: Ino,
+        spread: Option<Spread>,
+        hash: u64,
+    ) -> SmallVec<[u16; 2]> {
+        let at = |spread| self.entry_partition(dir, spread, hash);
+        match spread {
+            Some(spread) => smallvec![at(spread)],
+            None if self.may_have_been_split(dir) => {
+                smallvec![at(Spread::Whole), at(Spread::Split)]
+            }
+            None => smallvec![at(Spread::Whole)],
+        }
+    }
+
+    /// As [`Layout::possible_partitions`], those of all names.
+    pub fn all_possible_partitions(self, dir: Ino, spread: Option<Spread>) -> Vec<u16> {
+        let mut partitions = self.entries_partitions(dir, spread.unwrap_or(Spread::Whole));
+        if spread.is_none() && self.may_have_been_split(dir) {
+            partitions.extend(self.entries_partitions(dir, Spread::Split));
+        }
+        partitions
+    }
+
+    fn may_have_been_split(self, dir: Ino) -> bool {
+        self == Layout::Gathered && dir > LAST_FIXED
     }
 
     /// The partition of a new inode whose entry lies in `beside`.

@@ -188,6 +188,34 @@ pub struct Backing {
     pub(crate) claimed: Links,
 }
 
+impl Backing {
+    /// A version that was found or made in the backing store, with its edition if it has none: it is the
+    /// one that was announced, or the one that is known, or the next one.
+    #[must_use]
+    pub fn numbered(&self, print: Fingerprint) -> Fingerprint {
+        if print.edition != 0 {
+            return print;
+        }
+        let same = |known: &Fingerprint| known.edition != 0 && known.same_content(&print);
+        let known = self.pending.filter(same).or(self.fingerprint.filter(same));
+        let edition = known.map_or_else(|| self.next_edition(), |known| known.edition);
+        Fingerprint { edition, ..print }
+    }
+
+    /// Notes a version that is about to be made.
+    pub(crate) fn announce(&mut self, pending: Fingerprint) {
+        let edition = match pending.edition {
+            0 => self.next_edition(),
+            known => known,
+        };
+        self.pending = Some(Fingerprint { edition, ..pending });
+    }
+
+    fn next_edition(&self) -> u16 {
+        self.fingerprint.unwrap_or_default().next_edition()
+    }
+}
+
 /// All that the namespace knows about an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {

@@ -367,6 +367,37 @@ fn holder_when_its_lease_was_broken_and_nobody_has_changed_anything_then_nothing
 }
 
 #[test]
+fn process_when_it_dies_while_it_gives_a_lease_back_then_the_next_does_not_wait_for_it() {
+    if !servers::installed() {
+        return;
+    }
+    let mut servers = Servers::single(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let state = tempfile::tempdir_in("/dev/shm").unwrap();
+    let timeout = Duration::from_secs(60);
+    let journal = Some(state.path().to_path_buf());
+    let options = LeaseOptions { journal, timeout, ..eager() };
+    let give_up = Duration::from_secs(2);
+    let below = Arc::new(servers.open("t", &RedisOptions { give_up, ..RedisOptions::default() }));
+    servers.wait("changes are heard", |_| below.watch(3).is_some());
+    let holder = Leased::open(below, options.clone()).unwrap();
+    put_all(&holder, 3, 0..100);
+    assert_eq!(holder.held(), 1);
+    holder.sync().unwrap();
+    // Its mark stays where it is, as its request to take it away finds nobody.
+    servers.kill(0);
+    holder.close();
+    holder.die();
+    servers.restart(0);
+    let begun = Instant::now();
+    let next = leased(&servers, "t", &options);
+    put_all(&*next, 3, 100..110);
+    let plain = servers.open("t", &RedisOptions::default());
+    assert_eq!(numbers(&plain, 3), (0..110).collect::<Vec<_>>());
+    assert!(begun.elapsed() < timeout / 2, "it waited for itself: {:?}", begun.elapsed());
+    assert!(!state.path().join("refused").exists());
+}
+
+#[test]
 fn holder_when_it_comes_back_in_time_then_all_that_it_acknowledged_is_there() {
     if !servers::installed() {
         return;

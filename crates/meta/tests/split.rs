@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{
-    Attr, Engine, EngineError, Error, FileKind, Fingerprint, Found, Ino, Key, Memory, MetaStore,
-    MiniTransaction, NewInode, Options, Outcome, Page, Queue, Record, RedisOptions, RenameFlags,
-    Spanning, Stamp, Timestamp,
+    Attr, Engine, EngineError, Error, FileKind, Fingerprint, Found, Ino, Key, Link, Memory,
+    MetaStore, MiniTransaction, NewInode, Options, Outcome, Page, Queue, Record, RedisOptions,
+    RenameFlags, Spanning, Stamp, Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use servers::Servers;
@@ -314,6 +314,83 @@ fn process_with_an_old_picture_of_a_directory_then_finds_and_changes_what_is_the
     let found = one.lookup(dir, b"newest").unwrap().unwrap();
     assert_eq!(found.attr.nlink, 2);
     clean(&one);
+}
+
+/// A worker has claimed names in a directory that goes before it has its turn: it never was below.
+fn with_names_in_a_split_directory_that_is_gone(store: &MetaStore) -> (Ino, Vec<(String, Ino)>) {
+    let dir = mkdir(store, Ino::ROOT, "d");
+    let claim = |name: String| {
+        let ino = store.lookup(dir, name.as_bytes()).unwrap().unwrap().ino;
+        store.claim(ino, &Link::new(dir, name.as_bytes())).unwrap();
+        store.unlink(dir, name.as_bytes(), NOW, false).unwrap();
+        (name, ino)
+    };
+    let claimed = fill(store, dir).into_iter().map(claim).collect();
+    store.rmdir(Ino::ROOT, b"d", NOW, false).unwrap();
+    assert!(matches!(store.get(dir), Err(Error::Stale(_))), "it has a record");
+    (dir, claimed)
+}
+
+#[test]
+fn stale_names_when_their_split_directory_has_no_record_any_more_then_are_found_and_leave_nothing()
+{
+    let engine = Arc::new(Memory::partitioned());
+    let store = open(&engine);
+    let (dir, claimed) = with_names_in_a_split_directory_that_is_gone(&store);
+    // Also by who has never heard of the directory.
+    for store in [&store, &open(&engine)] {
+        clean(store);
+        assert_eq!(store.stale_names(dir).unwrap().len(), claimed.len());
+        for (name, ino) in &claimed {
+            assert_eq!(store.stale_inodes_at(dir, name.as_bytes()).unwrap(), [*ino], "{name}");
+        }
+    }
+    claimed.iter().for_each(|(_, ino)| reconcile(&store, *ino));
+    assert!(store.stale_names(dir).unwrap().is_empty());
+    assert_eq!(store.counts().stale_names, 0);
+    clean(&store);
+    let left = engine.sweep(None, usize::MAX).unwrap();
+    let of_directory = |key: &Key| key.bytes().get(1..9) == Some(&dir.0.to_be_bytes());
+    assert!(!left.iter().any(|(key, _)| of_directory(key)), "something is left of it");
+}
+
+#[test]
+fn stale_names_when_their_directory_goes_while_another_process_believes_it_whole_then_are_found() {
+    let engine = Arc::new(Memory::partitioned());
+    let (one, two) = (open(&engine), open(&engine));
+    let dir = mkdir(&one, Ino::ROOT, "d");
+    two.lookup(Ino::ROOT, b"d").unwrap().unwrap();
+    let ino = create(&two, dir, "here");
+    two.claim(ino, &Link::new(dir, *b"here")).unwrap();
+    let names = fill(&one, dir);
+    names.iter().for_each(|name| drop(one.unlink(dir, name.as_bytes(), NOW, false).unwrap()));
+    one.unlink(dir, b"here", NOW, false).unwrap();
+    one.rmdir(Ino::ROOT, b"d", NOW, false).unwrap();
+    assert_eq!(two.stale_inodes_at(dir, b"here").unwrap(), [ino]);
+    assert_eq!(two.stale_names(dir).unwrap().len(), 1);
+    reconcile(&two, ino);
+    clean(&one);
+}
+
+#[test]
+fn split_directory_when_its_record_is_lost_then_the_check_finds_its_files_and_ends_clean() {
+    let engine = Arc::new(Memory::partitioned());
+    let store = open(&engine);
+    let dir = mkdir(&store, Ino::ROOT, "d");
+    let names = fill(&store, dir);
+    let record = engine.sweep(None, usize::MAX).unwrap().into_iter().map(|(key, _)| key);
+    let number = dir.0.to_be_bytes();
+    let is_record = |key: &Key| key.bytes()[0] == b'I' && key.bytes()[1..] == number;
+    let write = record.filter(is_record).map(Write::Delete).collect();
+    engine.execute(&MiniTransaction { write, ..MiniTransaction::default() }).unwrap();
+    let store = open(&engine);
+    assert!(!store.check(true).unwrap().is_clean());
+    clean(&store);
+    let found = listed(&store, Ino::ROOT, 1000);
+    for name in &names {
+        let is_it = |found: &&String| found.starts_with(&format!("{name}.forebay-recovered-"));
+        assert_eq!(found.iter().filter(is_it).count(), 1, "{name} in {found:?}");
+    }
 }
 
 #[test]

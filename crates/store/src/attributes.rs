@@ -56,6 +56,7 @@ impl Attributes {
             mtime: self.mtime,
             ctime: self.ctime,
             born: self.btime,
+            edition: 0,
         }
     }
 }

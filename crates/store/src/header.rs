@@ -108,7 +108,7 @@ impl Header {
         out.extend_from_slice(&Self::VERSION.to_le_bytes());
         out.extend_from_slice(&self.flags(start > 0).to_le_bytes());
         out.extend_from_slice(&(path.len() as u16).to_le_bytes());
-        out.extend_from_slice(&[0; 2]);
+        out.extend_from_slice(&self.base.map_or(0, |base| base.edition).to_le_bytes());
         out.extend_from_slice(&self.ino.to_le_bytes());
         out.extend_from_slice(&self.moves.to_le_bytes());
         out.extend_from_slice(&self.size.to_le_bytes());
@@ -170,7 +170,8 @@ impl Header {
             synced: has(SYNCED),
             covered: has(COVERED),
             size: u64_at(bytes, 32),
-            base: has(HAS_BASE).then(|| fingerprint_at(bytes, 40)),
+            base: has(HAS_BASE)
+                .then(|| Fingerprint { edition: u16_at(bytes, 14), ..fingerprint_at(bytes, 40) }),
             pending: has(HAS_PENDING).then(|| fingerprint_at(bytes, 80)),
             mode: u32_at(bytes, 120),
             uid: u32_at(bytes, 124),
@@ -203,7 +204,7 @@ fn fingerprint_at(bytes: &[u8], at: usize) -> Fingerprint {
         size: u64_at(bytes, at + 8),
         mtime: Timestamp::new(u64_at(bytes, at + 16) as i64, u32_at(bytes, at + 32)),
         ctime: Timestamp::new(u64_at(bytes, at + 24) as i64, u32_at(bytes, at + 36)),
-        born: Timestamp::default(),
+        ..Fingerprint::default()
     }
 }
 
@@ -260,6 +261,16 @@ mod tests {
         let hex: String = sample().encode().iter().map(|b| format!("{b:02x}")).collect();
         let golden = include_str!("golden_header.txt").split_whitespace().collect::<String>();
         assert_eq!(hex, golden);
+    }
+
+    #[test]
+    fn edition_of_the_base_then_comes_back_and_is_unknown_in_headers_from_before_there_was_one() {
+        let mut header = sample();
+        let edition =
+            |header: &Header| Header::decode(&header.encode()).unwrap().base.unwrap().edition;
+        assert_eq!(edition(&header), 0);
+        header.base.as_mut().unwrap().edition = 0x0708;
+        assert_eq!(edition(&header), 0x0708);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::{FileKind, Fingerprint, Result, StoreError};
 /// Rounds in which a directory is emptied that somebody may still be filling.
 const ROUNDS: u32 = 64;
 
-/// What a file is called that is about to be removed.
+/// What is called a file or a directory that is about to be removed.
 const REMOVED: &str = "d.";
 
 /// The directory of this start of a node.
@@ -213,6 +213,41 @@ impl DirBacking {
         }
     }
 
+    /// As [`DirBacking::unlink_by_own`], of an empty directory.
+    pub(crate) fn rmdir_by_own(&self, own: &Dir, dir: &Dir, name: &OsStr) -> Result<()> {
+        let refused = |e| self.err("remove directory", dir, name, e);
+        let plainly = || fs::unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(refused);
+        // One with something in it stays where it is, also for a moment.
+        let mut empty = true;
+        let listed = self.list(&self.open_dir(dir, name)?, &mut |entries| {
+            empty &= entries.is_empty();
+            if empty { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        match listed {
+            Ok(()) if empty => {}
+            Ok(()) => return Err(refused(Errno::NOTEMPTY)),
+            // Who may not read it may remove it.
+            Err(e) if e.errno() == libc::EACCES => return plainly(),
+            Err(e) => return Err(e),
+        }
+        let away = OsString::from(format!("{REMOVED}{:x}", u64::from_le_bytes(random()?)));
+        match fs::renameat(dir, name, own, &away) {
+            Ok(()) => {}
+            // It is on another mount; or this user may remove it, and not move it elsewhere.
+            Err(Errno::XDEV | Errno::BUSY | Errno::ACCESS | Errno::PERM) => return plainly(),
+            Err(e) => return Err(self.or_shut_out(refused(e))),
+        }
+        match fs::unlinkat(own, &away, AtFlags::REMOVEDIR) {
+            // Whoever shuts this one out removes it, too.
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => {
+                // Others have put something there since.
+                let back = rename_no_replace(own, &away, dir, name);
+                Err(refused(back.err().unwrap_or(e)))
+            }
+        }
+    }
+
     /// Ends what [`DirBacking::act_as`] has begun.
     pub(crate) fn leave_own(&self, private: &Dir) {
         let Some(own) = self.own.write().take() else { return };
@@ -269,6 +304,8 @@ mod tests {
         let (root, name) = (one.root(), OsStr::new("f"));
         let made = one.commit(&mut temporary(&one, 7, b"first"), &root, name, Expect::Absent);
         let Ok(Commit::Done(version)) = made else { panic!("{made:?}") };
+        std::fs::create_dir(dir.path().join("made since")).expect("made");
+        let made_since = OsStr::new("made since");
         let mut newer = temporary(&one, 7, b"late");
         let mut new = temporary(&one, 8, b"late");
         let mut spill = one.make_spill(9).expect("made");
@@ -278,11 +315,12 @@ mod tests {
         assert!(is_stale(one.commit(&mut new, &root, OsStr::new("g"), Expect::Absent)));
         assert!(is_stale(one.commit(&mut spill, &root, OsStr::new("h"), Expect::Absent)));
         assert!(is_stale(one.unlink(&root, name)));
+        assert!(is_stale(one.rmdir(&root, made_since)));
         assert!(is_stale(one.make_temporary(10)));
         assert!(one.is_shut_out() && !two.is_shut_out());
         assert_eq!(std::fs::read(dir.path().join("f")).expect("there"), b"first");
         let names = std::fs::read_dir(dir.path()).expect("listed").count();
-        assert_eq!(names, 2, "the file and the private area");
+        assert_eq!(names, 3, "the file, the directory and the private area");
         // If it counts after all, it goes on, with what only it has.
         one.act_as(1).expect("made");
         let mut spill = one.find_spill(9).expect("looked").expect("there");
@@ -290,7 +328,8 @@ mod tests {
         assert!(matches!(done, Ok(Commit::Done(_))), "{done:?}");
         assert_eq!(std::fs::read(dir.path().join("h")).expect("there"), b"the only copy");
         one.unlink(&root, name).expect("removed");
-        assert!(!dir.path().join("f").exists());
+        one.rmdir(&root, made_since).expect("removed");
+        assert!(!dir.path().join("f").exists() && !dir.path().join(made_since).exists());
         assert_eq!(left(&dir).len(), 2);
         one.tidy().expect("tidied");
         two.tidy().expect("tidied");
@@ -314,11 +353,30 @@ mod tests {
     }
 
     #[test]
+    fn directory_when_its_node_is_shut_out_while_it_removes_it_then_it_goes_and_a_filled_one_is_kept()
+     {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (one, two) = (node(&dir, "one"), node(&dir, "two"));
+        let own = dir
+            .path()
+            .join(".forebay/nodes")
+            .join(left(&dir).into_iter().find(|name| name.starts_with("one.")).expect("its own"));
+        std::fs::create_dir_all(own.join("d.1")).expect("made");
+        std::fs::create_dir_all(own.join("d.2/of others")).expect("made");
+        let cleaned = two.shut_out("one", Some(1)).expect("shut out");
+        assert_eq!((cleaned.removed, cleaned.kept), (1, vec![OsString::from("d.2")]));
+        assert!(dir.path().join(".forebay/limbo/d.2/of others").exists());
+        drop(one);
+    }
+
+    #[test]
     fn name_when_it_is_a_directory_then_a_node_removes_nothing() {
         let dir = tempfile::tempdir().expect("a directory");
         let one = node(&dir, "one");
         std::fs::create_dir(dir.path().join("d")).expect("made");
         std::fs::write(dir.path().join("d/file"), b"kept").expect("written");
+        let filled = one.rmdir(&one.root(), OsStr::new("d")).expect_err("there is something in it");
+        assert_eq!(filled.errno(), libc::ENOTEMPTY);
         let error = one.unlink(&one.root(), OsStr::new("d")).expect_err("a directory");
         assert_eq!(error.errno(), libc::EISDIR);
         assert_eq!(std::fs::read(dir.path().join("d/file")).expect("there"), b"kept");

@@ -660,6 +660,12 @@ impl DirBacking {
                 })?;
                 cleaned.spills.push(swap.ino);
             }
+            // An empty directory was about to be removed.
+            _ if is_kept(name, found.kind)
+                && fs::unlinkat(tmp, name, AtFlags::REMOVEDIR).is_ok() =>
+            {
+                cleaned.removed += 1;
+            }
             swap if is_kept(name, found.kind) || is_foreign(swap.as_ref(), &found) => {
                 self.in_area(Area::Limbo, |limbo| {
                     rename_no_replace(tmp, name, limbo, name)

@@ -131,6 +131,10 @@ pub struct Fingerprint {
     /// When that inode was made, which tells it from others that have its number later; zero where
     /// that is not known, and then it differs from none.
     pub born: Timestamp,
+    /// Of how many versions that were published of the file it is the last: tells it from an earlier
+    /// one of the same inode, length and time. Only the record of the file knows it, and who has a copy
+    /// by that record; zero where it is not known, and then it differs from none.
+    pub edition: u16,
 }
 
 impl PartialEq for Fingerprint {
@@ -142,10 +146,19 @@ impl PartialEq for Fingerprint {
 impl Eq for Fingerprint {}
 
 impl Fingerprint {
-    /// Whether inode, size and mtime agree; the ctime, which renames change, is left out.
+    /// Whether inode, size, mtime and edition agree; the ctime, which renames change, is left out.
     #[must_use]
     pub fn same_content(&self, other: &Self) -> bool {
-        (self.size, self.mtime) == (other.size, other.mtime) && self.same_inode(other)
+        let either_unknown = self.edition == 0 || other.edition == 0;
+        (self.size, self.mtime) == (other.size, other.mtime)
+            && (either_unknown || self.edition == other.edition)
+            && self.same_inode(other)
+    }
+
+    /// The edition that follows: after the last number the first one again.
+    #[must_use]
+    pub fn next_edition(&self) -> u16 {
+        self.edition.checked_add(1).unwrap_or(1)
     }
 
     /// Whether both are of one inode.
@@ -178,13 +191,17 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_when_one_birth_is_unknown_then_only_the_rest_counts() {
+    fn fingerprints_when_a_birth_or_an_edition_is_unknown_then_only_the_rest_counts() {
         let known =
             Fingerprint { ino: 7, size: 1, born: Timestamp::new(5, 0), ..Default::default() };
         let unknown = Fingerprint { born: Timestamp::default(), ..known };
         let other = Fingerprint { born: Timestamp::new(6, 0), ..known };
         assert_eq!(known, unknown);
         assert_ne!(known, other);
+        let (first, last) =
+            (Fingerprint { edition: 1, ..known }, Fingerprint { edition: u16::MAX, ..known });
+        assert!(known.same_content(&first) && !first.same_content(&last) && first != last);
+        assert_eq!((known.next_edition(), last.next_edition()), (1, 1));
         let moved = Fingerprint { ctime: Timestamp::new(9, 9), ..known };
         assert!(known.same_content(&moved) && known != moved);
     }

@@ -7,8 +7,8 @@ use forebay::config::{self, MountConfig, SpaceSize};
 use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
-    ClusterConfig, Coherence, Durability, NodeConfig, NodeError, Passthrough, PeerConfig,
-    Redundancy, TierConfig, WritebackPolicy,
+    ClusterConfig, Coherence, Durability, Membership, NodeConfig, NodeError, Passthrough,
+    PeerConfig, Redundancy, TierConfig, Writeback,
 };
 
 use super::streams;
@@ -90,14 +90,21 @@ pub fn cluster_address(given: &str) -> ControlResult<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Fills in what the nodes of the cluster have agreed on and this one was not told.
+/// Fills in what the nodes of the cluster have agreed on and this one was not told, or what the daemon
+/// `before` this one of the mount went by. Then the servers are not asked: what that one has leased of
+/// them nobody gives back until this one has taken its place, and others would take it for dead.
 ///
 /// # Errors
 /// If the servers do not answer; if this node can't do what was agreed on.
-pub fn agreed(config: &MountConfig) -> ControlResult<MountConfig> {
+pub fn agreed(config: &MountConfig, before: Option<&Membership>) -> ControlResult<MountConfig> {
     let mut config = config.clone();
     let Some(cluster) = &mut config.cluster else { return Ok(config) };
     if cluster.replicas.is_some() && cluster.redundancy.is_some() {
+        return Ok(config);
+    }
+    if let Some((replicas, level)) = before.and_then(Membership::agreed) {
+        cluster.replicas = cluster.replicas.or(Some(replicas));
+        cluster.redundancy = cluster.redundancy.or(Some(level));
         return Ok(config);
     }
     let address = cluster_address(&cluster.address)?;

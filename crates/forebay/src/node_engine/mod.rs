@@ -59,7 +59,7 @@ impl Engine for NodeEngine {
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>> {
         forebay_node::arm_fail_points();
-        let config = &convert::agreed(config)?;
+        let config = &convert::agreed(config, None)?;
         let node_config = convert::node_config(config)?;
         let sizes = tier_sizes(config)?;
         let node = Node::start(node_config).map_err(|error| convert::control_error(&error))?;
@@ -172,7 +172,8 @@ fn go_on(
 ) -> ControlResult<Arc<dyn Mounted>> {
     forebay_node::arm_fail_points();
     let since = Instant::now();
-    let config = &convert::agreed(config)?;
+    let before = takeover.state.node.membership.as_ref();
+    let config = &convert::agreed(config, before)?;
     let node_config = convert::node_config(config)?;
     let sizes = tier_sizes(config)?;
     let node = Node::start_after(node_config, Some(&takeover.state.node))

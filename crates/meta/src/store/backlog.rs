@@ -12,7 +12,7 @@ use crate::codec;
 use crate::engine::Key;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{Fingerprint, Ino, Link, Record, Seq, Spread, Timestamp};
+use crate::types::{Fingerprint, Ino, Link, Record, Seq, Timestamp};
 
 /// Places that are looked at together.
 const PAGE: usize = 1000;
@@ -281,8 +281,9 @@ impl MetaStore {
             self.expect_own_bytes(before)?;
             self.expect_in_hand(draft, ino, &mut looks)?;
             let backing = &mut draft.edit(ino)?.backing;
-            backing.fingerprint = found.or(backing.fingerprint);
-            backing.pending = Some(pending);
+            backing.fingerprint =
+                found.map(|print| backing.numbered(print)).or(backing.fingerprint);
+            backing.announce(pending);
             draft.enqueue(ino)
         })
     }
@@ -295,7 +296,7 @@ impl MetaStore {
     pub fn intend_ahead(&self, ino: Ino, pending: Fingerprint) -> Result<Arc<Record>> {
         self.edit_one(ino, |draft, before| {
             self.expect_own_bytes(before)?;
-            draft.edit(ino)?.backing.pending = Some(pending);
+            draft.edit(ino)?.backing.announce(pending);
             draft.enqueue(ino)
         })
     }
@@ -321,16 +322,16 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn stale_names(&self, dir: Ino) -> Result<Vec<(Box<[u8]>, Ino)>> {
-        let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
+        let spread = self.settled(dir)?.map(|record| record.spread);
         let mut stale_names = Vec::new();
-        for partition in self.layout.entries_partitions(dir, spread) {
+        for partition in self.layout.all_possible_partitions(dir, spread) {
             for (key, _) in self.scan(&keys::stale_names(partition, dir), None, usize::MAX)?.items {
                 let stale_name = keys::stale_name_parts(&key);
                 let (name, ino) = stale_name.ok_or_else(|| corrupt("a stale name", "short key"))?;
                 stale_names.push((name.into(), ino));
             }
         }
-        match self.is_split_since(dir, spread)? {
+        match self.is_elsewhere_since(dir, spread)? {
             true => self.stale_names(dir),
             false => Ok(stale_names),
         }
@@ -342,14 +343,16 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn stale_inodes_at(&self, dir: Ino, name: &[u8]) -> Result<Vec<Ino>> {
-        let spread = self.settled(dir)?.map_or(Spread::Whole, |record| record.spread);
-        let partition = self.layout.entry_partition(dir, spread, keys::name_hash(name));
-        let prefix = keys::stale_inodes_of_name(partition, dir, name);
-        let page = self.scan(&prefix, None, usize::MAX)?;
-        if self.is_split_since(dir, spread)? {
+        let spread = self.settled(dir)?.map(|record| record.spread);
+        let mut items = Vec::new();
+        for partition in self.layout.possible_partitions(dir, spread, keys::name_hash(name)) {
+            let prefix = keys::stale_inodes_of_name(partition, dir, name);
+            items.extend(self.scan(&prefix, None, usize::MAX)?.items);
+        }
+        if self.is_elsewhere_since(dir, spread)? {
             return self.stale_inodes_at(dir, name);
         }
-        let stale_names = page.items.iter().filter_map(|(key, _)| keys::stale_name_parts(key));
+        let stale_names = items.iter().filter_map(|(key, _)| keys::stale_name_parts(key));
         Ok(stale_names.filter(|(found, _)| *found == name).map(|(_, ino)| ino).collect())
     }
 
@@ -386,5 +389,57 @@ impl MetaStore {
             Err(Error::Stale(_)) => Ok(true),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Memory;
+    use crate::store::{NewInode, Options};
+    use crate::types::FileKind;
+
+    fn print(number: u64, mtime: i64) -> Fingerprint {
+        let mtime = Timestamp::new(mtime, 0);
+        Fingerprint { ino: number, size: 3, mtime, ..Fingerprint::default() }
+    }
+
+    /// What a worker reports that has found or made a version; the edition that it has then.
+    fn report(store: &MetaStore, ino: Ino, found: Fingerprint) -> u16 {
+        let change = store.get(ino).unwrap().change;
+        let facts = |record: &mut Record| {
+            record.backing.fingerprint = Some(found);
+            record.backing.pending = None;
+        };
+        store.reconciled(ino, change, facts).unwrap();
+        store.get(ino).unwrap().backing.fingerprint.unwrap().edition
+    }
+
+    #[test]
+    fn version_when_published_then_has_the_next_edition_and_keeps_it_while_it_is_the_same() {
+        let store = MetaStore::open(Box::new(Memory::new()), &Options::default()).unwrap();
+        let new = NewInode::new(FileKind::Regular, 0o644, 1, 2);
+        let ino = store.create(Ino::ROOT, b"file", new, Timestamp::new(1, 0)).unwrap().ino;
+        let publish = |found| {
+            let announced = store.intend(ino, None, found).unwrap().backing.pending;
+            let edition = report(&store, ino, found);
+            assert_eq!(announced.unwrap().edition, edition);
+            edition
+        };
+        assert_eq!(publish(print(7, 1)), 1);
+        assert_eq!(publish(print(8, 1)), 2);
+        // An inode number comes again; then the file is written in place, and its time put back.
+        assert_eq!(publish(print(7, 1)), 3);
+        assert_eq!(publish(print(7, 1)), 4);
+        // A change of names moves the change time alone.
+        let moved = Fingerprint { ctime: Timestamp::new(9, 9), ..print(7, 1) };
+        assert_eq!(report(&store, ino, moved), 4);
+        // Others have changed it.
+        assert_eq!(report(&store, ino, print(7, 5)), 5);
+        // Its times are set: the bytes are the same.
+        let known = store.get(ino).unwrap().backing.fingerprint.unwrap();
+        let pending = Fingerprint { mtime: Timestamp::new(6, 0), ..known };
+        store.intend(ino, None, pending).unwrap();
+        assert_eq!(report(&store, ino, print(7, 6)), 5);
     }
 }

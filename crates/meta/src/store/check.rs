@@ -1,6 +1,8 @@
 //! The check of every rule (fsck): one sweep over all keys, each compared with those that must
 //! agree with it. Memory stays bounded, whatever the size of the tree.
 
+use smallvec::SmallVec;
+
 use super::draft::Draft;
 use super::{COUNTS, Counts, MetaStore, Report, Violation, compare};
 use crate::codec;
@@ -209,7 +211,7 @@ impl Check<'_> {
                 return self.rescue(record, link, what);
             }
         }
-        let place = keys::entry(self.partition(link)?, link.parent, &link.name);
+        let place = keys::entry(self.partitions(link)?[0], link.parent, &link.name);
         let entry = self.store.read_one(place.clone())?;
         let entry = entry.map(|value| codec::decode_entry(&link.name, &value)).transpose()?;
         match entry {
@@ -235,14 +237,17 @@ impl Check<'_> {
             return Ok(());
         }
         let (ino, kind) = (record.ino, record.attr.kind);
-        let place = keys::entry(self.partition(link)?, link.parent, &link.name);
+        let entry = |partition| keys::entry(partition, link.parent, &link.name);
+        let places: Vec<Key> = self.partitions(link)?.into_iter().map(entry).collect();
         let published = record.backing.fingerprint.is_some() && record.backing.links.contains(link);
         let clean = !record.is_directory() && !record.is_behind() && published;
         let last = record.links.len() == 1;
         let mut draft = Draft::new(self.store);
         let own = codec::encode_entry(ino, kind);
-        if self.store.read_one(place.clone())? == Some(own) {
-            draft.delete(place);
+        for place in places {
+            if self.store.read_one(place.clone())?.as_ref() == Some(&own) {
+                draft.delete(place);
+            }
         }
         let edited = draft.edit(ino)?;
         edited.links.remove(link);
@@ -287,8 +292,7 @@ impl Check<'_> {
             marks.extend(number.map(|number| (keys::hard_link(number), "hard-link mark")));
         }
         for link in record.stale_names() {
-            let key = keys::stale_name(self.partition(link)?, link.parent, &link.name, ino);
-            marks.push((key, "stale name"));
+            marks.push((self.stale_name(ino, link)?, "stale name"));
         }
         let values = match marks.is_empty() {
             true => Vec::new(),
@@ -360,11 +364,23 @@ impl Check<'_> {
         }
     }
 
-    /// Where the entry of a name has to be.
-    fn partition(&mut self, link: &Link) -> Result<u16> {
-        let spread = self.record(link.parent)?.map_or(Spread::Whole, |record| record.spread);
+    /// Where the entry of a name, and its stale name, may be; first where one is put.
+    fn partitions(&mut self, link: &Link) -> Result<SmallVec<[u16; 2]>> {
+        let spread = self.record(link.parent)?.map(|record| record.spread);
         let hash = keys::name_hash(&link.name);
-        Ok(self.store.layout.entry_partition(link.parent, spread, hash))
+        Ok(self.store.layout.possible_partitions(link.parent, spread, hash))
+    }
+
+    /// The key of a stale name: where it is, else where it is put.
+    fn stale_name(&mut self, ino: Ino, link: &Link) -> Result<Key> {
+        let partitions = self.partitions(link)?;
+        let key = |partition| keys::stale_name(partition, link.parent, &link.name, ino);
+        if let [_, other] = partitions[..]
+            && self.store.read_one(key(other))?.is_some()
+        {
+            return Ok(key(other));
+        }
+        Ok(key(partitions[0]))
     }
 
     fn check_times(&mut self, dir: Ino, key: &Key) -> Result<()> {
@@ -418,9 +434,9 @@ impl Check<'_> {
             return self.check_moved(dir, key);
         }
         self.report.entries += 1;
-        let place = keys::entry(self.partition(&Link::new(dir, name))?, dir, name);
         let shown = name.escape_ascii().to_string();
-        if hash != keys::name_hash(name) || *key != place {
+        let partitions = self.partitions(&Link::new(dir, name))?;
+        if hash != keys::name_hash(name) || !partitions.contains(&key.partition()) {
             self.violation(format!("entry {shown} of {dir} lies in the wrong place"), false);
             return Ok(());
         }
@@ -470,8 +486,8 @@ impl Check<'_> {
     fn check_stale_name(&mut self, dir: Ino, key: &Key) -> Result<()> {
         let (name, ino) = keys::stale_name_parts(key.bytes()).unwrap_or((b"", Ino(0)));
         let record = self.record(ino)?;
-        let partition = self.partition(&Link::new(dir, name))?;
-        let justified = key.partition() == partition
+        let partitions = self.partitions(&Link::new(dir, name))?;
+        let justified = partitions.contains(&key.partition())
             && record.is_some_and(|record| {
                 record.backing.links.has(dir, name) && !record.links.has(dir, name)
             });

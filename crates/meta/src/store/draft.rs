@@ -13,7 +13,7 @@ use crate::codec;
 use crate::engine::{Expect, Key, MiniTransaction, Stamp, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Ino, Link, Record, Seq, Spread, Touched, XattrState};
+use crate::types::{Backing, FileKind, Ino, Link, Record, Seq, Spread, Touched, XattrState};
 
 #[derive(Debug)]
 struct Edit {
@@ -337,6 +337,16 @@ impl<'a> Draft<'a> {
         let before = edit.before.as_deref();
         let ino = edit.after.ino;
         edit.stamp = self.store.stamp(ino.partition());
+        // What comes from a look at the backing store knows nothing of earlier versions.
+        if edit.after.attr.kind == FileKind::Regular
+            && let Some(print) = edit.after.backing.fingerprint
+        {
+            let numbered = match before {
+                Some(before) => before.backing.numbered(print),
+                None => Backing::default().numbered(print),
+            };
+            edit.after.backing.fingerprint = Some(numbered);
+        }
         // The backing store has all, or nobody wants it any more: no copy counts from here on.
         edit.after.copied &= (edit.after.dirty || edit.after.spilled) && !edit.after.is_dead();
         let same = match before {
@@ -489,14 +499,17 @@ impl<'a> Draft<'a> {
         for link in changed_names(before, after) {
             match (is_stale(before, &link), is_stale(after, &link)) {
                 (true, false) => {
-                    let partition = self.stale_name_partition(&link)?;
-                    self.delete(keys::stale_name(partition, link.parent, &link.name, ino));
+                    for partition in self.stale_name_partitions(&link)? {
+                        self.delete(keys::stale_name(partition, link.parent, &link.name, ino));
+                    }
                     self.delta.stale_names -= 1;
                 }
                 (false, true) => {
-                    let partition = self.stale_name_partition(&link)?;
-                    let key = keys::stale_name(partition, link.parent, &link.name, ino);
-                    self.put(key, codec::encode_ino(ino));
+                    // Of several it may be in any.
+                    for partition in self.stale_name_partitions(&link)?.into_iter().take(1) {
+                        let key = keys::stale_name(partition, link.parent, &link.name, ino);
+                        self.put(key, codec::encode_ino(ino));
+                    }
                     self.delta.stale_names += 1;
                 }
                 _ => {}
@@ -505,19 +518,19 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Where the stale name of a name is; the commit fails if it goes elsewhere meanwhile.
-    fn stale_name_partition(&mut self, link: &Link) -> Result<u16> {
+    /// Where the stale name of a name may be; the commit fails if it goes elsewhere meanwhile.
+    fn stale_name_partitions(&mut self, link: &Link) -> Result<SmallVec<[u16; 2]>> {
         let store = self.store;
-        let mut spread = Spread::Whole;
-        if store.is_gathered()
-            && let Some(parent) = store.settled(link.parent)?
-        {
-            spread = parent.spread;
-            if spread != Spread::Split {
+        let mut spread = Some(Spread::Whole);
+        if store.is_gathered() {
+            let parent = store.settled(link.parent)?;
+            spread = parent.as_ref().map(|parent| parent.spread);
+            if let Some(parent) = parent.filter(|parent| parent.spread != Spread::Split) {
                 self.bases.push((link.parent, parent.revision));
             }
         }
-        Ok(store.layout.entry_partition(link.parent, spread, keys::name_hash(&link.name)))
+        let hash = keys::name_hash(&link.name);
+        Ok(store.layout.possible_partitions(link.parent, spread, hash))
     }
 
     fn delete_record(&mut self, record: &Record) -> Result<()> {

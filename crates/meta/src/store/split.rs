@@ -238,15 +238,16 @@ impl MetaStore {
         Ok(Some(touched))
     }
 
-    /// Whether a directory was split since it was thought to be spread otherwise.
-    pub(super) fn is_split_since(&self, dir: Ino, thought: Spread) -> Result<bool> {
-        if !self.is_gathered() || thought == Spread::Split {
+    /// Whether a directory may have been split since it was thought to be spread otherwise: it was, or
+    /// its record is gone.
+    pub(super) fn is_elsewhere_since(&self, dir: Ino, thought: Option<Spread>) -> Result<bool> {
+        if !self.is_gathered() || matches!(thought, None | Some(Spread::Split)) {
             return Ok(false);
         }
-        let split = self.read_record(dir)?.is_some_and(|record| record.spread == Spread::Split);
-        if split {
+        let moved = self.read_record(dir)?.is_none_or(|record| record.spread == Spread::Split);
+        if moved {
             self.records.remove(&dir);
         }
-        Ok(split)
+        Ok(moved)
     }
 }

@@ -103,8 +103,12 @@ impl Servers {
         let port = servers.port(0).to_string();
         servers.add(&["--replicaof", "127.0.0.1", &port]);
         servers.wait("the replica follows", |servers| {
-            let said = servers.try_command(1, &["INFO", "replication"]);
-            said.is_ok_and(|said| said.contains("master_link_status:up"))
+            let says = |at, what| {
+                let said = servers.try_command(at, &["INFO", "replication"]);
+                said.is_ok_and(|said| said.contains(what))
+            };
+            // The primary counts no replica that it has not heard of since it sent it everything.
+            says(1, "master_link_status:up") && says(0, "state=online")
         });
         servers
     }

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::locks::Family;
+use forebay_core::cluster::redundancy::Redundancy;
 use forebay_meta::{Incarnation, Ownership};
 use forebay_types::Ino;
 use prost::Message;
@@ -37,6 +38,12 @@ pub struct Membership {
     /// Where it listens for other nodes; empty if it does not.
     #[prost(string, tag = "3")]
     pub listens: String,
+    /// How many replicas of a metadata server confirm a change; not known of earlier versions.
+    #[prost(uint32, optional, tag = "4")]
+    pub replicas: Option<u32>,
+    /// What other nodes keep of what is written here.
+    #[prost(string, tag = "5")]
+    pub redundancy: String,
 }
 
 /// Somebody who may have locks of a file, and a handle through which he took some.
@@ -60,6 +67,12 @@ impl Membership {
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         let node = u16::try_from(self.node).ok()?;
         Some(Incarnation { node, epoch: self.epoch })
+    }
+
+    /// What was agreed on when it was mounted, as far as that is known.
+    #[must_use]
+    pub fn agreed(&self) -> Option<(u32, Redundancy)> {
+        self.replicas.zip(self.redundancy.parse().ok())
     }
 }
 
@@ -98,8 +111,13 @@ impl Node {
     #[must_use]
     pub fn membership(&self) -> Option<Membership> {
         let cluster = self.cluster.as_ref()?;
-        let (node, epoch) = (cluster.me.node.into(), cluster.me.epoch);
-        Some(Membership { node, epoch, listens: cluster.listens.lock().clone() })
+        Some(Membership {
+            node: cluster.me.node.into(),
+            epoch: cluster.me.epoch,
+            listens: cluster.listens.lock().clone(),
+            replicas: Some(cluster.config.replicas),
+            redundancy: cluster.config.redundancy.to_string(),
+        })
     }
 
     /// Programs of this node that wait for locks.

@@ -44,7 +44,11 @@ const FAILURES: u32 = 3;
 pub(super) fn version_of(print: &Fingerprint) -> u64 {
     let seconds = print.mtime.sec as u64;
     let parts = [print.ino, print.size, seconds, u64::from(print.mtime.nsec)];
-    xxh3_64(&parts.map(u64::to_le_bytes).concat())
+    let mut bytes = parts.map(u64::to_le_bytes).concat();
+    if print.edition != 0 {
+        bytes.extend_from_slice(&print.edition.to_le_bytes());
+    }
+    xxh3_64(&bytes)
 }
 
 /// A version of a file that nodes read from each other, in extents of one length.

@@ -183,6 +183,12 @@ impl Writeback {
             None => self.flush_anew(&file, record, target, (seen, kept_open))?,
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
+        // As the record will have it when the worker reports it.
+        let fingerprint = match self.meta.get(record.ino) {
+            Ok(now) => now.backing.numbered(fingerprint),
+            Err(forebay_meta::Error::Stale(_)) => fingerprint,
+            Err(error) => return Err(error.into()),
+        };
         fail_at!("node.flush.published");
         let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
         file.flush_done.store(number, Ordering::Release);

@@ -164,8 +164,12 @@ impl Journal {
         self.forget(|at, last| at == partition && last <= number);
     }
 
-    /// The lease was given back, or is known to be broken.
+    /// The lease was given back, or is known to be broken. Another one of its partition that was taken
+    /// since goes on.
     pub fn ended(&mut self, partition: u16, lease: &str) {
+        if self.leases.get(&partition).is_none_or(|known| known != lease) {
+            return;
+        }
         let _ = self.append(&PbFrame { ended: true, ..frame(partition, lease, 0) });
         self.leases.remove(&partition);
         self.forget(|at, _| at == partition);

@@ -164,10 +164,14 @@ impl Shared {
         let mut strays = std::mem::take(&mut *self.strays.lock());
         let mut failed = false;
         strays.retain(|stray| {
-            failed |= stray.not_before <= now
-                && !failed
-                && self.below.release(stray.partition, &stray.id).is_err();
-            failed || stray.not_before > now
+            if failed || stray.not_before > now {
+                return true;
+            }
+            failed = self.below.release(stray.partition, &stray.id).is_err();
+            if !failed {
+                self.mark_is_gone(stray.partition, &stray.id);
+            }
+            failed
         });
         self.strays.lock().extend(strays);
     }

@@ -569,11 +569,14 @@ impl Shared {
             }
         }
         let Some(held) = state.take() else { return Ok(()) };
-        self.end(part, &held.id, end);
+        self.invalidate(part);
         if let Err(error) = self.below.release(part.partition, &held.id) {
             tracing::debug!(%error, "a lease is given back later");
-            self.strays.lock().push(self.stray(part, held.id));
+            self.strays.lock().push(self.stray(part, held.id.clone()));
         }
+        // Not before: should this process die in between, the next one has to know of the mark, or it
+        // waits for it as for that of somebody else.
+        self.end(part, &held.id, end);
         self.below.touch(part.partition);
         Ok(())
     }
@@ -614,7 +617,7 @@ impl Shared {
     }
 
     /// The lease does not count from here on. The caller has the lock of the state.
-    fn end(&self, part: &Part, id: &str, end: End) {
+    fn invalidate(&self, part: &Part) {
         let lease = part.stamp.swap(0, Ordering::AcqRel);
         if lease != 0 && !part.is_let_go.load(Ordering::Acquire) && self.observer.get().is_some() {
             // Too late to be told before, but not for nothing: this process may be alone in it.
@@ -622,11 +625,26 @@ impl Shared {
             self.below.wake();
         }
         part.valid.store(0, Ordering::Release);
+    }
+
+    /// The lease is over, but for its mark, if that is a stray. The caller has the lock of the state.
+    fn end(&self, part: &Part, id: &str, end: End) {
+        self.invalidate(part);
         self.parts.write().remove(&part.partition);
-        if let Some(journal) = self.journal.lock().as_mut() {
-            journal.ended(part.partition, id);
+        let stands = self.strays.lock().iter().any(|stray| stray.id == id);
+        if !stands {
+            self.mark_is_gone(part.partition, id);
         }
         self.leases.lock().ended(Tick(self.now()), part.partition, end);
+    }
+}
+
+impl Shared {
+    /// Nobody has to look for the mark of a lease any more.
+    fn mark_is_gone(&self, partition: u16, id: &str) {
+        if let Some(journal) = self.journal.lock().as_mut() {
+            journal.ended(partition, id);
+        }
     }
 }
 

@@ -84,8 +84,8 @@ impl Writeback {
             let location = file.location.read();
             let Some(place) = &location.place else { return Ok(()) };
             self.residency.edit_header(place, |header| {
-                if header.base.is_some_and(|base| base.same_content(&before)) {
-                    header.base = Some(after);
+                if let Some(base) = header.base.filter(|base| base.same_content(&before)) {
+                    header.base = Some(Fingerprint { edition: base.edition, ..after });
                 }
                 Ok(())
             })

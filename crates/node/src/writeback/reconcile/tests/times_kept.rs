@@ -172,6 +172,22 @@ fn hard_link_made_by_others_and_not_found_yet_when_the_file_is_written_then_show
     assert_eq!(bench.names("").len(), 2);
 }
 
+/// Makes a file that is younger than another one, as whatever gets the number of a removed file later
+/// is: a file system tells births apart that are some milliseconds apart.
+fn later_born(bench: &Bench, name: &str, than: &str) {
+    let born = |name| {
+        let found = fs::metadata(bench.root.join(name)).expect("there");
+        found.created().expect("the file system knows births")
+    };
+    loop {
+        fs::write(bench.root.join(name), b"another").expect("written");
+        if born(name) > born(than) {
+            return;
+        }
+        fs::remove_file(bench.root.join(name)).expect("removed");
+    }
+}
+
 #[test]
 fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_removed_one() {
     let bench = Bench::new();
@@ -179,7 +195,7 @@ fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_remov
     bench.drained();
     let number = fs::metadata(bench.root.join("file")).expect("there").ino();
     // As a file system that gives the number to the next file.
-    fs::write(bench.root.join("new"), b"another").expect("written");
+    later_born(&bench, "new", "file");
     fs::hard_link(bench.root.join("new"), bench.root.join("newer")).expect("linked");
     let reused = fs::metadata(bench.root.join("new")).expect("there").ino();
     assert_ne!(number, reused);
