@@ -82,6 +82,23 @@ impl Node {
         }
     }
 
+    /// As [`Node::getattr`], for whoever has the file open: of an object that he alone still reads, its
+    /// length and time.
+    ///
+    /// # Errors
+    /// As [`Node::getattr`].
+    pub fn getattr_open(&self, context: &Context, ino: Ino, fh: u64) -> Result<Stat> {
+        let mut stat = self.getattr(context, ino)?;
+        if let Some(handle) = self.handles.get(fh)
+            && let Some(object) = handle.kept_object.get()
+        {
+            let found = object.stat()?;
+            (stat.attr.size, stat.attr.mtime, stat.blocks) =
+                (found.size, found.mtime, found.blocks);
+        }
+        Ok(stat)
+    }
+
     /// The record of an inode, compared with the backing store if it is time.
     fn fresh(&self, context: &Context, ino: Ino) -> Result<Arc<Record>> {
         let record = self.record_now(ino)?;

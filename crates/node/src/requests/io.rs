@@ -62,6 +62,11 @@ impl Node {
             self.tell_rest_gone(context, file.ino)?;
         }
         let location = file.location_for(context)?;
+        if let Some(object) = handle.kept_object.get() {
+            let read = object.read_at(buffer, offset)?;
+            self.metrics.bytes.of(Source::Tier).add(read as u64);
+            return Ok(read);
+        }
         let end = offset + buffer.len() as u64;
         if let Some(place) = &location.place {
             let there = match &place.presence {

@@ -23,6 +23,7 @@ use crate::requests::handle::{Handle, Keys, OpenMode, Opened};
 use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::inode_alias::{Opens, Registered, Use as Shown, object_id, version_id};
+use crate::residency::page_cache::is_access_due;
 use crate::residency::shares::Share;
 use crate::stream::OpenStream;
 
@@ -330,12 +331,18 @@ impl Node {
         self.busiest.count(file.ino.0);
         let (mut mode, promised) = self.choose_mode(file, &location, &mut opens, record, how);
         let alias = opens.now.number;
-        let mut seen = Seen::default();
+        let (mut seen, mut by_pages, mut pages_dropped) = (Seen::default(), false, None);
         if let OpenMode::Cached { keep } = &mut mode {
             (*keep, seen) = self.keeps_pages(file, record, alias);
+            if let Some(place) = location.place.as_ref().filter(|_| self.is_for_page_cache(record))
+            {
+                by_pages = true;
+                (*keep, pages_dropped) = self.keeps_pages_of_object(place, record, alias);
+            }
         }
         let mut handle = Handle::new(file.clone(), write, mode, promised);
         (handle.alias, handle.seen) = (alias, seen);
+        (handle.by_pages, handle.pages_dropped) = (by_pages, pages_dropped);
         handle.append = self.appends_itself(how);
         handle.durably = how.durably();
         handle.keeps_set_ids = how.uid == 0;
@@ -439,6 +446,10 @@ impl Node {
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
+        let plain = !write && how.flags & libc::O_DIRECT == 0;
+        if plain && !serves_writer && self.suits_page_cache(location, record) {
+            return (OpenMode::Cached { keep: false }, None);
+        }
         match &location.place {
             Some(place) if place.presence.is_none() && !serves_writer => {
                 let promised = match write.then(|| self.promise_to_writer(file, location)) {
@@ -541,6 +552,14 @@ impl Node {
         })
     }
 
+    /// The kernel is about to close a handle: so its open has returned.
+    pub fn note_pages_dropped(&self, fh: u64) {
+        let Ok(handle) = self.handle(fh) else { return };
+        if let Some(number) = handle.pages_dropped {
+            self.residents.pages_dropped(handle.file.ino.0, number);
+        }
+    }
+
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
@@ -627,7 +646,6 @@ impl Node {
 
     /// Access times follow reads as `relatime` does: when older than the last change or a day.
     fn note_access_time(&self, file: &File, record: &Record) {
-        const DAY: i64 = 24 * 3600;
         if self.config.keep_access_times {
             return;
         }
@@ -636,9 +654,7 @@ impl Node {
         let Some(place) = &location.place else { return };
         let Ok(stat) = place.object.stat() else { return };
         let (known, seen) = (record.attr.atime, stat.atime);
-        let stale =
-            known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
-        if seen > known && stale {
+        if seen > known && is_access_due(known, (record.attr.mtime, record.attr.ctime), seen) {
             self.note_access(file.ino, known, seen);
         }
     }
