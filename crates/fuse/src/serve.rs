@@ -208,8 +208,10 @@ impl Serve<'_> {
         let builder = ReplyBuilder::new(self, ino);
         let attr = |stat: Stat| builder.attributes(&stat);
         Ok(match operation {
-            Operation::Getattr { fh: Some(fh) } => attr(node.getattr_open(context, ino, fh)?),
-            Operation::Getattr { fh: None } => attr(node.getattr(context, ino)?),
+            Operation::Getattr { .. } => {
+                let (_, alias) = forebay_node::of_node_id(self.request.header().node);
+                attr(node.getattr_alias(context, ino, alias)?)
+            }
             Operation::Setattr(set) => attr(node.setattr(context, ino, &wire::set_attr(&set))?),
             Operation::Statfs => Answer::Statfs(wire::statfs(&node.statfs(context)?)),
             _ => return Err(Errno::NOSYS.into()),

@@ -14,7 +14,7 @@ use forebay_node::{Node, NodeConfig, Writeback};
 use rustix::fs::{FallocateFlags, Timespec, Timestamps};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use lab::Lab;
+use lab::{Lab, names};
 
 impl Lab {
     fn with(adapt: impl FnOnce(&mut NodeConfig)) -> Option<Self> {
@@ -289,6 +289,7 @@ fn small_files_when_changed_at_random_then_every_read_is_of_the_last_change() {
         }
         done.store(true, Ordering::Relaxed);
     });
+    assert_eq!(names(&lab.path("")), ["f0", "f1", "f2", "f3"]);
 }
 
 /// A sequence that looks random (splitmix64).

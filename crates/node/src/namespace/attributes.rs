@@ -82,15 +82,15 @@ impl Node {
         }
     }
 
-    /// As [`Node::getattr`], for whoever has the file open: of an object that he alone still reads, its
-    /// length and time.
+    /// As [`Node::getattr`], under an alias of a file: of an object that only those still read who have it
+    /// open under that alias, its length and time.
     ///
     /// # Errors
     /// As [`Node::getattr`].
-    pub fn getattr_open(&self, context: &Context, ino: Ino, fh: u64) -> Result<Stat> {
+    pub fn getattr_alias(&self, context: &Context, ino: Ino, alias: u8) -> Result<Stat> {
         let mut stat = self.getattr(context, ino)?;
-        if let Some(handle) = self.handles.get(fh)
-            && let Some(object) = handle.kept_object.get()
+        if stat.alias != alias
+            && let Some(object) = self.object_kept_under(ino, alias)
         {
             let found = object.stat()?;
             (stat.attr.size, stat.attr.mtime, stat.blocks) =

@@ -108,6 +108,9 @@ impl Node {
         mut record: Arc<Record>,
         how: Use,
     ) -> Result<Opened> {
+        if let Some(opened) = self.open_by_pages(context, file, &record, how)? {
+            return Ok(opened);
+        }
         drop(file.location_for(context)?);
         if (0..self.tiers.len()).any(|tier| self.tier_failure(tier).is_some()) {
             context.wait()?;
@@ -354,18 +357,12 @@ impl Node {
             mode = OpenMode::Direct;
             (handle.mode, handle.stream) = (mode, stream.into());
         }
-        let Some(fh) = self.handles.insert(handle) else {
+        let fh = self.enter(file, &mut opens, handle, how).inspect_err(|_| {
             if let Some((tier, bytes)) = promised {
                 self.tiers[usize::from(tier)].room.unpromise(bytes);
             }
             self.unregister_unused(&mut opens);
-            return Err(NodeError::Posix(Errno::NFILE));
-        };
-        self.patterns.opened(fh, file.ino.0, how.pid);
-        opens.count += 1;
-        opens.writers += u32::from(write);
-        opens.handles.push(fh);
-        opens.now.enter(Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false });
+        })?;
         if let Some(registered) = opens.now.registered.as_mut().filter(|_| mode.passes()) {
             registered.opens += 1;
             if write {
@@ -396,6 +393,24 @@ impl Node {
             }
             self.release(fh);
         })
+    }
+
+    /// Counts a handle among the opens of its file; its number.
+    pub(super) fn enter(
+        &self,
+        file: &File,
+        opens: &mut Opens,
+        handle: Handle,
+        how: Use,
+    ) -> Result<u64> {
+        let (write, cached) = (handle.write, matches!(handle.mode, OpenMode::Cached { .. }));
+        let fh = self.handles.insert(handle).ok_or(NodeError::Posix(Errno::NFILE))?;
+        self.patterns.opened(fh, file.ino.0, how.pid);
+        opens.count += 1;
+        opens.writers += u32::from(write);
+        opens.handles.push(fh);
+        opens.now.enter(Shown { cached, remote: false });
+        Ok(fh)
     }
 
     /// Whether writes of an open go to the end of the file as the daemon knows it. The kernel may have

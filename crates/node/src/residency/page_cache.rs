@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_meta::Record;
 use forebay_store::Object;
-use forebay_types::Timestamp;
+use forebay_types::{Ino, Timestamp};
 
 use crate::clock;
 use crate::node::Node;
@@ -104,17 +104,30 @@ impl Node {
         }
     }
 
+    /// The object that readers under a former alias of a file have kept.
+    pub(crate) fn object_kept_under(&self, ino: Ino, alias: u8) -> Option<Arc<dyn Object>> {
+        let file = self.files.peek(ino)?;
+        let opens = file.opens.lock();
+        let handles = opens.handles.iter().filter_map(|fh| self.handles.get(*fh));
+        let mut kept = handles.filter(|handle| handle.alias == alias);
+        kept.find_map(|handle| handle.kept_object.get().cloned())
+    }
+
+    /// Whether a read of a file may show in its access time, by what is known of it.
+    pub(crate) fn may_move_access_time(&self, record: &Record) -> bool {
+        let attr = &record.attr;
+        !self.config.keep_access_times
+            && is_access_due(attr.atime, (attr.mtime, attr.ctime), clock::wall_time())
+    }
+
     /// Whether a read of the object would show in the file's access time.
     fn read_moves_access_time(&self, place: &TierObject, record: &Record) -> bool {
-        let now = clock::wall_time();
-        let attr = &record.attr;
-        if self.config.keep_access_times
-            || !is_access_due(attr.atime, (attr.mtime, attr.ctime), now)
+        if !self.may_move_access_time(record)
             || !self.tiers[usize::from(place.tier)].tier.keeps_access_times()
         {
             return false;
         }
-        let stat = place.object.stat();
+        let (now, stat) = (clock::wall_time(), place.object.stat());
         stat.is_ok_and(|stat| is_access_due(stat.atime, (stat.mtime, stat.ctime), now))
     }
 }
