@@ -84,7 +84,7 @@ fn small_file_when_read_again_then_only_opened_and_closed_and_its_attributes_are
     }
     fs::write(lab.below("f"), [7; 5000]).expect("written");
     assert!(lab.is_kept("f"));
-    drop(fs::metadata(lab.path("f")).expect("attributes"));
+    assert!(fs::metadata(lab.path("f")).expect("attributes").is_file());
     let asked = lab.requests(&[Op::Read, Op::Getattr, Op::Lookup], || {
         for _ in 0..10 {
             assert_eq!(lab.read("f"), [7; 5000]);
