@@ -8,7 +8,7 @@ use forebay::control::{ControlError, ControlResult, ErrorKind};
 use forebay_fuse::Transport;
 use forebay_node::{
     ClusterConfig, Coherence, Durability, Membership, NodeConfig, NodeError, Passthrough,
-    PeerConfig, Redundancy, TierConfig, Writeback,
+    PeerConfig, Redundancy, TierConfig, WritebackPolicy,
 };
 
 use super::streams;

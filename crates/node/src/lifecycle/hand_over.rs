@@ -265,7 +265,8 @@ impl OpenHandle {
         let id = self.registration;
         match self.mode() {
             HandleMode::Direct => OpenMode::Direct,
-            HandleMode::Cached => OpenMode::Cached { keep: true },
+            // Nobody knows any more of what the kernel's pages are.
+            HandleMode::Cached => OpenMode::Cached { keep: false },
             HandleMode::Passthrough => OpenMode::Passthrough { id },
             HandleMode::PassthroughDirect => OpenMode::PassthroughDirect { id },
         }

@@ -237,15 +237,17 @@ fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_t
         let (dir, node) = written_back(&[("name", 2)]);
         let made = node.create_and_open(&DAEMON, Ino::ROOT, b"new", (0o644, 0), libc::O_RDWR);
         node.release(made.expect("create").1.fh);
-        node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+        node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
         let new = write(&node, "new", 3, 0);
         rename(&node, "new", "name");
         let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
         node.meta.claim_found(new, &link).expect("claimed");
         node.meta.sync().expect("sync");
         match has_object {
-            true => node.tiers[0].tier.open(new.0).expect("object").set_len(0).expect("cut"),
-            false => node.tiers[0].tier.remove(new.0).expect("object"),
+            true => {
+                node.residency.tiers[0].tier.open(new.0).expect("object").set_len(0).expect("cut")
+            }
+            false => node.residency.tiers[0].tier.remove(new.0).expect("object"),
         }
         let node = restart(&dir, node);
         let found = node.lookup(&DAEMON, Ino::ROOT, b"name").expect("lookup").expect("there");
@@ -355,7 +357,7 @@ fn evict_tail(node: &Node, dir: &Path, ino: Ino) {
     };
     let before = keep("clean");
     let (tier, bytes) = (unit::Tier(0), unit::Bytes(64 << 10));
-    node.perform(Action::Truncate { object: ino, tier, keep: bytes });
+    node.residency.perform(Action::Truncate { object: ino, tier, keep: bytes });
     assert!(keep("evicted") < before, "nothing was evicted");
 }
 
@@ -374,7 +376,7 @@ fn evicted_when(in_part: bool, object: As, map: As) {
     let node = start_watched(&watch, in_part);
     let ino = change_and_sync(&node, &mut bytes);
     watch.ino.store(ino.0, Ordering::SeqCst);
-    let left = node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    let left = node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert_eq!(left.bytes, 0, "{what}");
     watch.ino.store(0, Ordering::SeqCst);
     evict_tail(&node, dir.path(), ino);
@@ -401,9 +403,9 @@ fn evicted_when(in_part: bool, object: As, map: As) {
     let read = node.read(&DAEMON, opened.fh, 0, &mut shown).expect("read");
     node.release(opened.fh);
     assert!(shown[..read] == bytes, "{what}");
-    node.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     assert!(std::fs::read(dir.path().join("backing/file")).expect("below") == bytes, "{what}");
-    assert_eq!((node.conflicts().0, node.lost_files().files), (0, 0), "{what}");
+    assert_eq!((node.writeback.conflicts().0, node.residency.lost_files().files), (0, 0), "{what}");
     node.stop(LIMIT);
 }
 
