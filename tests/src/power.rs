@@ -178,6 +178,7 @@ impl Run {
         }
         let seen = self.everything()?;
         self.site.drain()?;
+        self.oracles.iter_mut().for_each(Oracle::all_written_back);
         self.compare_below(&seen)
     }
 
@@ -233,6 +234,7 @@ impl Run {
         if self.random.one_in(CUTS_BETWEEN_SYNCS) {
             let seen = self.everything()?;
             self.site.sync()?;
+            self.oracles.iter_mut().for_each(Oracle::all_written_back);
             self.compare_below(&seen)?;
         }
         Ok(())

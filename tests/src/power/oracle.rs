@@ -335,6 +335,15 @@ impl Oracle {
         }
     }
 
+    /// All files as they were found are in the backing store.
+    pub fn all_written_back(&mut self) {
+        for name in self.names() {
+            if let State::File(file) = self.now(&name) {
+                self.whole_durable(&name, file, true);
+            }
+        }
+    }
+
     /// A directory was synced. What was synced itself is there from now on; instead of a file that was
     /// not, what it has replaced may still be.
     fn done_in_dir(&mut self, names: &[&str], durable: bool) {
@@ -514,6 +523,28 @@ mod tests {
         steps.iter().for_each(|step| oracle.carried_out(1, step, true));
         let found: Vec<u8> = stamps.iter().flat_map(|stamp| block(*stamp)).collect();
         oracle.found("old", Some(&found), &Below::new()).0.is_none()
+    }
+
+    #[test]
+    fn file_replaced_without_a_sync_when_written_back_before_it_changed_then_it_may_be_as_it_was_then()
+     {
+        let mut oracle = Oracle::default();
+        let below = Below::new();
+        oracle.add("name", 1, 100);
+        for stamp in [10, 20] {
+            oracle.carried_out(1, &write("name", (0, 1), stamp, Sync::None), true);
+            assert_eq!(oracle.found("name", Some(&block(stamp)), &below).0, None);
+            if stamp == 10 {
+                oracle.all_written_back();
+            }
+        }
+        let (name, sync, dir) = ("name".to_string(), false, true);
+        let replace = Op::Replace { name, count: 1, stamp: 30, sync, dir };
+        oracle.carried_out(2, &replace, true);
+        for (stamp, may_be) in [(10, true), (20, true), (30, true), (100, false)] {
+            let found = oracle.clone().found("name", Some(&block(stamp)), &below).0;
+            assert_eq!(found.is_none(), may_be, "{stamp}: {found:?}");
+        }
     }
 
     #[test]
