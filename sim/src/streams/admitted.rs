@@ -10,11 +10,12 @@ use forebay_core::unit::Tick;
 use super::device::Device;
 use super::driver::Driver;
 use super::figures::gpmp_most;
-use super::ring::CHUNK;
 use super::{StreamsArgs, Table};
 use crate::SimError;
 use crate::rng::Rng;
 
+/// Bytes of a chunk: two sectors of the disk. The arithmetic of GPMP rounds nothing up.
+const CHUNK: u64 = 1024;
 /// Of figure 4.
 const MEMORIES: [f64; 9] = [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6];
 /// Seconds that a set is played after the last has asked.

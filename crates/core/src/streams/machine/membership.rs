@@ -292,6 +292,11 @@ impl Machine {
         self.tell_holdings();
         match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
             Ok(plan) => {
+                let wait = if self.sure() { 0 } else { self.expected_wait(now, plan.needs) };
+                if wait > self.config.admission.startup {
+                    self.demands.pop();
+                    return Err(Refusal { retry_after: Some(wait), ..NO_PLACE });
+                }
                 self.plan = plan;
                 self.lower_needs();
                 Ok(true)

@@ -31,6 +31,7 @@ mod dispatch;
 mod event;
 mod membership;
 mod reader;
+mod startup;
 mod sure;
 mod visit;
 

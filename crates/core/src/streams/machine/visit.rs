@@ -23,7 +23,7 @@ impl Machine {
     }
 
     /// Nanoseconds of media that a visit reads on average.
-    fn horizon(&self) -> u64 {
+    pub(super) fn horizon(&self) -> u64 {
         match self.config.scheme {
             // Less than the cycle while buffers grow.
             Scheme::Elastic => {
@@ -65,7 +65,8 @@ impl Machine {
         let end = match self.config.scheme {
             Scheme::Elastic => {
                 let end = rate.bytes_at(media.saturating_add(self.target.min(reader.most)));
-                end.min(self.catching_up(now, at)).max(reader.filled)
+                let most = reader.filled.saturating_add(self.longest_read(at));
+                end.min(self.catching_up(now, at)).min(most).max(reader.filled)
             }
             Scheme::Rounds(rounds) => {
                 let blocks = u64::from(self.blocks(rounds));
