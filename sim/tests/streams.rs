@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::streams::admission::{AdmissionConfig, Assurance};
 use forebay_core::streams::layout::Layout;
-use forebay_core::streams::machine::{Config, Event, Machine, Rounds, Scheme, StreamId};
+use forebay_core::streams::machine::{Config, Event, Machine, Rounds, Scheme, StreamId, Title};
 use forebay_core::streams::rate::Rate;
 use forebay_core::unit::Tick;
 use forebay_sim::streams::device::{Device, DeviceKind};
@@ -174,6 +174,50 @@ fn crowd_with_a_statistical_guarantee_then_who_would_wait_long_is_refused_and_th
     let (patient, limited) = (started(u64::MAX), started(3 * Tick::SECOND));
     assert!(limited.0 > patient.0, "{patient:?} {limited:?}");
     assert!(limited.1 <= 4 * Tick::SECOND && limited.1 < patient.1, "{patient:?} {limited:?}");
+}
+
+#[test]
+fn stream_that_plays_when_it_seeks_and_would_wait_for_long_then_it_keeps_its_place() {
+    let mut config = elastic(64 * MB, Assurance::Statistical(4.0));
+    config.admission.startup = 0;
+    let mut driver = driver(config, DeviceKind::Table1, 1);
+    let rate = Rate::constant(250_000).expect("a rate");
+    for (at, layout) in titles(44, 50 * MB, DeviceKind::Table1).iter().enumerate() {
+        // Each waits as long as it must.
+        let (stream, title) = (StreamId(at as u64), Title(at as u64));
+        let (rate, layout, patience) = (rate.clone(), layout.clone(), Some(u64::MAX));
+        let join = Event::Join { stream, title, rate, layout, offset: 0, patience };
+        driver.at(seconds(at as u64), join);
+    }
+    driver.run_until(seconds(60));
+    let before = driver.outcome.refused;
+    for at in 0..8 {
+        driver.at(seconds(61), Event::Seek { stream: StreamId(at), offset: 40 * MB });
+    }
+    driver.run_until(seconds(120));
+    assert_eq!(driver.outcome.refused, before, "who has a place may go elsewhere");
+    assert_eq!(driver.waiting(), 0, "all play");
+}
+
+#[test]
+fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
+    let admitted = |patience| {
+        let mut config = elastic(64 * MB, Assurance::Statistical(4.0));
+        config.admission.startup = 3 * Tick::SECOND;
+        let mut driver = driver(config, DeviceKind::Table1, 1);
+        let rate = Rate::constant(250_000).expect("a rate");
+        for (at, layout) in titles(60, 50 * MB, DeviceKind::Table1).iter().enumerate() {
+            let (stream, title) = (StreamId(at as u64), Title(at as u64));
+            let (rate, layout) = (rate.clone(), layout.clone());
+            let join = Event::Join { stream, title, rate, layout, offset: 0, patience };
+            driver.at(Tick(at as u64 * Tick::SECOND / 8), join);
+        }
+        driver.run_until(seconds(60));
+        driver.outcome.admitted
+    };
+    let [hasty, usual, patient] =
+        [Some(Tick::SECOND / 5), None, Some(60 * Tick::SECOND)].map(admitted);
+    assert!(hasty < usual && usual < patient, "{hasty} {usual} {patient}");
 }
 
 #[derive(clap::Parser)]

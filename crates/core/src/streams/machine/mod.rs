@@ -220,8 +220,9 @@ impl Machine {
     /// backwards.
     pub fn step(&mut self, now: Tick, event: Event, out: &mut Actions) {
         match event {
-            Event::Join { stream, title, rate, layout, offset } => {
-                self.join(now, (stream, title), (rate, layout), offset, out);
+            Event::Join { stream, title, rate, layout, offset, patience } => {
+                let from = (offset, patience.unwrap_or(self.config.admission.startup));
+                self.join(now, (stream, title), (rate, layout), from, out);
             }
             Event::Leave(stream) => self.leave(now, stream),
             Event::Pause(stream) => self.pause(now, stream),
