@@ -42,7 +42,9 @@
 //! took, in whatever order: less `sum over pairs of c_i (mean visit of j)`, which is about half of what
 //! all consume in a sweep; a chunk for each, of which half is taken at both ends on average; and a
 //! twentieth more, for what differs from the mean. A visit that finds no
-//! memory waits for it as long as nobody suffers, which puts the streams apart in time.
+//! memory waits for it as long as nobody suffers, which puts the streams apart in time. Clients that take
+//! what is there at once hold less: the share that all of them really hold is measured and counted with
+//! ([`Admission::count_held`]).
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
@@ -59,13 +61,10 @@ const THROTTLE_SHARE: f64 = 0.9;
 /// of the deviations, with all of them as headroom, makes that `exp(-z^2)`, below the normal tail.
 const OVERRUN: f64 = 0.5;
 const BISECTIONS: u32 = 16;
-/// A statistical cycle is at most so many times as long as it must be.
-const LONGER: u64 = 16;
 /// Share of the memory that streams hold on average; chance has them hold more at times.
 const POOLED: f64 = 0.95;
-/// Cycles that are tried between one that the device is too slow for and one that is too long for the
-/// memory.
-const STEPS: u32 = 8;
+/// However little streams hold, they are counted with this share of what they may hold.
+const LEAST_HELD: f64 = 0.25;
 /// Bytes of a read out of turn that a deterministic reserve allows for at least.
 const OUT_OF_TURN: u64 = 64 << 10;
 
@@ -256,6 +255,9 @@ pub struct Plan {
     /// Nanoseconds of media that buffers must be filled to; less than [`Self::full`] where the cycle is
     /// longer than it must be.
     pub needs: u64,
+    /// Nanoseconds of a sweep in which nobody is waited for; less than the cycle where that is longer than
+    /// it must be.
+    pub hurried: u64,
     /// Nanoseconds by which two sweeps can differ; 0 where that is not what is allowed for.
     pub spread: u64,
     /// Nanoseconds of getting to a stream, on average.
@@ -371,6 +373,10 @@ pub struct Admission {
     slowdown: f64,
     line: Line,
     positions: Vec<u64>,
+    /// What streams really hold of what they would hold if they took by their clocks, as it was seen with
+    /// so many nanoseconds of media in their buffers.
+    held: f64,
+    seen: u64,
 }
 
 fn nanos(seconds: f64) -> u64 {
@@ -382,7 +388,8 @@ impl Admission {
     #[must_use]
     pub fn new(profile: DeviceProfile, config: AdmissionConfig) -> Self {
         let line = Line::above(&profile);
-        Self { profile, config, slowdown: 1.0, line, positions: Vec::new() }
+        let (slowdown, positions, held, seen) = (1.0, Vec::new(), 1.0, 0);
+        Self { profile, config, slowdown, line, positions, held, seen }
     }
 
     /// The device.
@@ -406,6 +413,13 @@ impl Admission {
     /// From now on the device takes so many times as long as its profile says; 1 at least.
     pub fn slow_down(&mut self, factor: f64) {
         self.slowdown = factor.max(1.0);
+    }
+
+    /// From now on streams hold this share of what they would hold if they took by their clocks: many
+    /// take what is there at once. Counted with by statistical admission, for buffers of up to twice `media`
+    /// nanoseconds, since nobody knows what clients do with more.
+    pub fn count_held(&mut self, share: f64, media: u64) {
+        (self.held, self.seen) = (share.clamp(LEAST_HELD, 1.0), media);
     }
 
     /// The longest time to get somewhere, for parts of a sweep: nanoseconds of each visit, and
@@ -484,8 +498,8 @@ impl Admission {
         [Kept { margin, reserve }, none, Kept { margin: margin.min(least), ..none }]
     }
 
-    /// How these streams are carried: with the shortest cycle for certain, and else with a longer one,
-    /// as far as the memory allows it, so that it need not grow when others join.
+    /// How these streams are carried: with a cycle that is longer than it must be, as far as the memory
+    /// allows it, so that buffers need not grow when others join.
     ///
     /// # Errors
     /// What there is too little of, for the longest cycle that suffices otherwise.
@@ -499,86 +513,6 @@ impl Admission {
             }
         }
         Err(shortage)
-    }
-
-    /// The longest cycle to choose. For certain, buffers grow before the stream that needs it starts, which
-    /// takes the longer the less time the others leave: 4 s are the shortest of the usual cycles that
-    /// carry as many as GPMP in 64 MB on the disk of its paper.
-    fn longest_cycle(&self) -> u64 {
-        match self.config.assurance {
-            Assurance::Deterministic => self.config.startup.saturating_add(self.config.startup / 3),
-            Assurance::Statistical(_) => u64::MAX,
-        }
-    }
-
-    /// The plan with the shortest cycle that carries these streams.
-    fn shortest(
-        &self,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Result<Plan, Shortage> {
-        let mut shortage = Shortage::Device;
-        let mut short = None;
-        let last = self.longest_cycle();
-        for at in 0..self.config.cycles.len().min(MAX_CYCLES) {
-            let cycle = self.config.cycles[at];
-            if at > 0 && cycle > last {
-                break;
-            }
-            match self.try_cycle(cycle, kept, approach, demands) {
-                Ok(plan) => return Ok(plan),
-                // More memory is needed for every longer cycle.
-                Err(Shortage::Memory) => {
-                    let between = short.map(|short| (short, cycle));
-                    return self.try_between(between, kept, approach, demands);
-                }
-                Err(other) => (shortage, short) = (other, Some(cycle)),
-            }
-        }
-        Err(shortage)
-    }
-
-    /// A plan between a cycle that the device is too slow for and one that is too long for the memory.
-    fn try_between(
-        &self,
-        between: Option<(u64, u64)>,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Result<Plan, Shortage> {
-        let (mut short, mut long) = between.ok_or(Shortage::Memory)?;
-        for _ in 0..STEPS {
-            let middle = short.midpoint(long);
-            match self.try_cycle(middle, kept, approach, demands) {
-                Ok(plan) => return Ok(plan),
-                Err(Shortage::Memory) => long = middle,
-                Err(_) => short = middle,
-            }
-        }
-        Err(Shortage::Memory)
-    }
-
-    /// A plan with a longer cycle, which needs no more than `plan`.
-    fn lengthened(&self, plan: Plan, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
-        let last = self.config.cycles[self.config.cycles.len().min(MAX_CYCLES) - 1];
-        let (mut short, mut long) = (plan.cycle, (LONGER * plan.cycle).min(last));
-        let certain = self.config.assurance == Assurance::Deterministic;
-        if certain || self.profile.parallel > 1 || short >= long {
-            return plan;
-        }
-        let (mut longest, mut cycle) = (plan, long);
-        for _ in 0..STEPS {
-            match self.try_cycle(cycle, kept, approach, demands) {
-                Ok(found) => (longest, short) = (found, cycle),
-                Err(_) => long = cycle,
-            }
-            if short >= long {
-                break;
-            }
-            cycle = short.midpoint(long);
-        }
-        Plan { needs: plan.needs, ..longest }
     }
 
     /// The plan for the longest cycle, whether it suffices or not.
@@ -677,6 +611,7 @@ impl Admission {
             busy: nanos(busy),
             margin: kept.margin,
             needs: length + nanos(headroom),
+            hurried: length,
             spread: if worst { 0 } else { nanos((spread + lump) * self.slowdown) },
             access: nanos(each),
             memory: self.memory(length, headroom, each, demands),
@@ -726,7 +661,9 @@ impl Admission {
         let serial = self.profile.parallel == 1;
         let pairs = (steady * sweep - own_visits) / 2.0;
         let consumed = if serial { pairs / cycle } else { 0.0 };
-        ((full - consumed + largest) / POOLED).ceil() as u64 + chunks
+        let proven = length.saturating_add(nanos(headroom)) / 2 <= self.seen;
+        let held = (full - consumed) * if proven { self.held } else { 1.0 };
+        ((held + largest) / POOLED).ceil() as u64 + chunks
     }
 
     /// The plan with one stream more, which is then the last of `demands`, or why not and what would
@@ -794,5 +731,6 @@ impl Admission {
     }
 }
 
+mod cycles;
 #[cfg(test)]
 mod tests;

@@ -45,6 +45,7 @@ impl Machine {
     pub(super) fn dispatch(&mut self, now: Tick, out: &mut Actions) {
         self.wake = None;
         self.refill(now);
+        self.look_at_memory(now);
         while self.flying < self.config.depth {
             let choice = match self.config.scheme {
                 Scheme::Elastic => self.choose_elastic(now, out),
@@ -199,8 +200,7 @@ impl Machine {
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
             // What the sweep may take longer than on average is not waited for, nor the time for a first
             // visit: who comes then can start at once.
-            let ahead = self.plan.spread.midpoint(self.plan.headroom);
-            let sure = latest.saturating_sub(ahead as i64);
+            let sure = latest.saturating_sub(self.plan.headroom as i64);
             // Whose client takes nothing has no need of a visit, but others wait behind it.
             let hurry = if self.hungry(now, at) { sure } else { sure.max(earliest) };
             // Nobody is waited for while buffers grow or somebody waits to start, if memory is there.

@@ -113,7 +113,7 @@ impl Machine {
             None => None,
         };
         let first_byte_by = if shared.is_some() {
-            if self.sure() { now.after(2 * self.plan.cycle) } else { now }
+            if self.sure() { now.after(2 * self.plan.hurried) } else { now }
         } else {
             let member = self.member(slot);
             let key = (member.title, member.layout.clone(), member.rate.clone());
@@ -150,7 +150,7 @@ impl Machine {
             Scheme::Elastic => {
                 let sweeps = ramp(self.target, self.plan.needs, self.plan.margin);
                 let waits = 2 * (self.starters.len() as u64 / self.joins() + 1) + sweeps;
-                now.after(waits.saturating_mul(self.plan.cycle))
+                now.after(waits.saturating_mul(self.plan.hurried))
             }
             Scheme::Rounds(rounds) => {
                 let groups = u64::from(rounds.depth) + 1;
@@ -296,7 +296,7 @@ impl Machine {
         self.tell_holdings();
         match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
             Ok(plan) => {
-                let wait = if self.sure() { 0 } else { self.expected_wait(now, plan.needs) };
+                let wait = self.expected_wait(now, &plan);
                 if wait > patience {
                     self.demands.pop();
                     return Err(Refusal { retry_after: Some(wait), ..NO_PLACE });
@@ -547,7 +547,7 @@ impl Machine {
         reader.ring.leave(before / chunk);
         reader.ring.trim(&mut self.pool);
         let up_to = reader.filled;
-        let first_byte_by = if self.sure() { now.after(2 * self.plan.cycle) } else { now };
+        let first_byte_by = if self.sure() { now.after(2 * self.plan.hurried) } else { now };
         let member = self.member_mut(slot);
         let (stream, paused) = (member.id, member.paused);
         member.offset = offset;

@@ -30,6 +30,7 @@ mod config;
 mod dispatch;
 mod event;
 mod membership;
+mod memory;
 mod reader;
 mod startup;
 mod sure;
@@ -118,6 +119,8 @@ pub struct Machine {
     reserved: u64,
     /// Streams whose clocks start as soon as nobody suffers.
     wakers: VecDeque<u32>,
+    /// What of their memory streams really hold.
+    looks: memory::Looks,
     /// Reads under way.
     flying: u32,
     /// A visit that is not done, between two of its reads.
@@ -190,6 +193,7 @@ impl Machine {
             target: 0,
             reserved: 0,
             wakers: VecDeque::new(),
+            looks: memory::Looks::default(),
             flying: 0,
             partial: None,
             head: 0,

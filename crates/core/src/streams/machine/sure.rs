@@ -65,6 +65,11 @@ impl Machine {
         if !self.sure() || reader.state == State::Starting || !reader.rate.is_constant() {
             return u64::MAX;
         }
+        // A device that is slower than its profile holds no promise: whoever was capped by one could be
+        // left with nothing to read at all.
+        if self.slowdown > 1.0 {
+            return u64::MAX;
+        }
         reader.rate.most_in(self.target.saturating_sub(self.longest_visit(at) as u64))
     }
 
@@ -301,7 +306,9 @@ impl Machine {
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
             let others = !self.requests.is_empty() || !self.sweeps.is_empty(self.wheel);
             let part = if others { BEFORE_OTHERS } else { BEFORE };
-            let before = self.plan.budget.max(self.plan.cycle / part) as i64;
+            // Without best effort the device is kept ahead by a first visit: who comes then starts at once.
+            let joins = if others { 0 } else { self.plan.headroom };
+            let before = self.plan.budget.max(self.plan.cycle / part).max(joins) as i64;
             let hurry = (latest - before).max(reader.again as i64);
             begin = hurry.min(if busy { earliest } else { release });
             if begin <= clock {

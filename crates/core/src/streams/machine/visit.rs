@@ -312,7 +312,7 @@ impl Machine {
         }
         self.readers[at as usize].members = members;
         self.choose_lead(now, at);
-        if !self.merge(now, at) {
+        if !self.merge(now, at, out) {
             self.requeue(now, at);
         }
     }
@@ -428,8 +428,8 @@ impl Machine {
     }
 
     /// If a reader has arrived where the one ahead of it has kept its chunks for it, that one takes
-    /// over its streams.
-    fn merge(&mut self, now: Tick, at: u32) -> bool {
+    /// over its streams, which have all that it has from now on.
+    fn merge(&mut self, now: Tick, at: u32, out: &mut Actions) -> bool {
         let Some(ahead) = self.readers[at as usize].follows else { return false };
         let chunk = self.config.admission.chunk;
         let front = self.readers[ahead as usize].ring.front();
@@ -454,8 +454,11 @@ impl Machine {
         let reader = &mut self.readers[at as usize];
         (reader.follows, reader.ring) = (None, own);
         self.counters.shared += members.len() as u64;
+        let up_to = self.readers[ahead as usize].filled;
         for slot in &members {
-            self.member_mut(*slot).reader = Some(ahead);
+            let member = self.member_mut(*slot);
+            member.reader = Some(ahead);
+            out.push(Action::Filled { stream: member.id, up_to });
         }
         self.readers[ahead as usize].members.extend(members);
         self.rehold(ahead);
