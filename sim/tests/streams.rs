@@ -625,21 +625,6 @@ fn reader_that_is_followed_arrives_at_the_one_it_follows_then_its_follower_goes_
 }
 
 #[test]
-fn reader_that_arrives_at_one_that_has_read_all_then_its_client_is_told_of_all() {
-    let config =
-        Config { interval: 30 * Tick::SECOND, ..elastic(11 * MB, Assurance::Statistical(4.0)) };
-    let mut driver = driver(config, DeviceKind::Table1, 1);
-    let rate = Rate::constant(250_000).expect("a rate");
-    // It plays for 6 s, and the second client arrives at the first one's chunks just before that ends.
-    let layout = Layout::contiguous(0, 1_500_000).expect("a layout");
-    driver.join_at(Tick(0), 0, 0, &rate, &layout);
-    driver.join_at(Tick(3_300_000_000), 1, 0, &rate, &layout);
-    driver.run_until(seconds(60));
-    assert_eq!((driver.outcome.ended, driver.machine.counters().shared), (2, 1));
-    assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
-}
-
-#[test]
 fn clients_that_take_what_is_there_at_once_then_memory_is_no_reason_to_refuse_others() {
     let play = |hasty| {
         let config = elastic(8 * MB, Assurance::Statistical(4.0));
