@@ -7,6 +7,8 @@
 #   bench/streams.sh [maximum|startup|truth|emulated]...     all if not said
 #   bench/streams.sh comparison                  start-up at each load, and between which loads the
 #                                                maximum is, for each size of memory: 15 minutes
+#   bench/streams.sh versus                      the service, by both ways of admission, and nginx in turns
+#                                                at the same numbers of players, ROUNDS times: 10 minutes
 #   bench/streams.sh long [emulated|throttled]   the admitted maximum for LONG seconds, best-effort
 #                                                reads beside it: no glitch is expected. 11 to 13 minutes
 #   bench/streams.sh cpu                         processor time of the service for each stream: 2 minutes
@@ -18,7 +20,8 @@
 # each plays, 30), LONG (600, of 20 with QUICK), BUDGET (seconds: to search for each maximum, none; for
 # all of a comparison, 780), NOISE (best-effort readers beside a long run, 4), MOST (streams to try at
 # most, TITLES), APART (milliseconds between starts, 200), LOADS ("50 80 95 105", in % of what the
-# service admits), REFINE (loads more that comparison tries between the highest that everybody played at
+# service admits), ROUNDS (2), EXTRA (MB for programs themselves beside what is read ahead, 64; 16 for
+# versus), REFINE (loads more that comparison tries between the highest that everybody played at
 # and the lowest that somebody did not, 1), ASSURANCE (deterministic or statistical), SLOW_BPS,
 # SLOW_IOPS (see slowdisk.sh), SKIP_BUILD. Players gather a second before they begin and have run dry
 # when nothing is left of what they gathered. Long runs are for a machine with nothing else to do.
@@ -37,6 +40,7 @@ MEMORY=${MEMORY:-16 64 256}
 RATE=${RATE:-1000000}
 # A comparison is many runs, all of which count: short ones.
 [ "${1:-}" != comparison ] || : "${LENGTH=5}" "${APART=10}" "${TITLES=100}" "${BUDGET=780}"
+[ "${1:-}" != versus ] || : "${LENGTH=5}" "${APART=10}" "${TITLES=100}" "${LOADS=75 100 125}" "${EXTRA=16}"
 TITLES=${TITLES:-120}
 LENGTH=${LENGTH:-30}
 MOST=${MOST:-$TITLES}
@@ -123,7 +127,7 @@ limited() { # MB command...
     if [ -w "$MEMCG/memory.limit_in_bytes" ]; then
         mkdir -p "$GROUP"
         # What a program itself needs (threads, curl) comes on top of what it reads ahead.
-        echo $(((mb + 64) * 1000000)) >"$GROUP/memory.limit_in_bytes"
+        echo $(((mb + ${EXTRA:-64}) * 1000000)) >"$GROUP/memory.limit_in_bytes"
         (echo "$BASHPID" >"$GROUP/cgroup.procs" && exec "$@")
     else
         say "no memory controller: $1 runs without a limit"
@@ -157,9 +161,14 @@ serve_forebay() { # MB
     return 1
 }
 
-serve_nginx() { # MB sendfile|directio
-    local mode="sendfile on;"
+serve_nginx() { # MB sendfile|directio|tuned [PLAYERS]
+    local mode="sendfile on;" kb
     [ "$2" = sendfile ] || mode="sendfile off; aio threads; directio 512; output_buffers 2 512k;"
+    if [ "$2" = tuned ]; then
+        # As large as its memory allows for so many players, two for each.
+        kb=$(($1 * 1000 / 2 / ($3 > 0 ? $3 : 1) / 4 * 4))
+        mode="sendfile off; aio threads; directio 512; output_buffers 2 $((kb < 32 ? 32 : kb > 2048 ? 2048 : kb))k;"
+    fi
     cat >"$DIR/nginx.conf" <<CONF
 daemon off; user root; worker_processes 1; pid $DIR/nginx.pid; error_log $DIR/nginx.log;
 events { worker_connections 4096; }
@@ -187,7 +196,7 @@ play_from() {
         LIMIT=$2 play "$3"
     else
         readahead 1024
-        serve_nginx "$2" "${1#nginx-}"
+        serve_nginx "$2" "${1#nginx-}" "$3"
         play "$3" --url http://127.0.0.1:$PORT || status=$?
         stop_server
         return $status
@@ -219,7 +228,7 @@ play_forebay() {
     serve_forebay "$1"
     play "$2" --url http://127.0.0.1:$PORT --query "?rate=$((RATE * 8))" || status=$?
     say "the service's own count: $(timeout 10 "$FOREBAY" stream status --json |
-        tr -d ' \n' | grep -o '"\(glitches\|refused\)":{[^}]*}' | tr '\n' ' ' || true)"
+        tr -d ' \n' | grep -o '"\(glitches\|refused\)":{[^}]*}\|"memory_peak":[0-9]*' | tr '\n' ' ' || true)"
     stop_server
     return $status
 }
@@ -260,6 +269,54 @@ comparison() {
             compared "$name" "$mb"
         done
     done
+}
+
+# Everybody in turns, ROUNDS times, at the loads that statistical admission gives. A number of players
+# counts for somebody if nobody was disturbed at it in any round, nor at a smaller one.
+versus() {
+    local mb load round name n ways="deterministic statistical"
+    slow_disk
+    need nginx nginx-light
+    for mb in $MEMORY; do
+        local -A fits=() most=()
+        for name in $ways; do
+            ASSURANCE=$name admitted "versus-$name" "$mb"
+            fits[$name]=$FITS
+        done
+        for load in $LOADS; do
+            n=$((FITS * load / 100))
+            for round in $(seq "${ROUNDS:-2}"); do
+                for name in $ways nginx-sendfile nginx-directio nginx-tuned; do
+                    in_turn "$name" "$mb" "$n"
+                done
+            done
+        done
+        for name in $ways nginx-sendfile nginx-directio nginx-tuned; do
+            n=0
+            for load in $(tr ' ' '\n' <<<"${!most[*]}" | grep "^$name:" | cut -d: -f2 | sort -n); do
+                [ "${most[$name:$load]}" != 0 ] || n=$load
+                [ "${most[$name:$load]}" = 0 ] || { note versus "$name" "$mb" disturbed_from "$load"; break; }
+            done
+            note versus "$name" "$mb" streams "$n"
+        done
+    done
+}
+
+# One of them once: in_turn NAME MB PLAYERS. More than the service admits are not asked of it.
+in_turn() {
+    local name=$1 mb=$2 n=$3 out disturbed
+    if [ -n "${fits[$name]:-}" ]; then
+        n=$((n < fits[$name] ? n : fits[$name]))
+        out=$(ASSURANCE=$name play_forebay "$mb" "$n")
+    else
+        out=$(play_from "$name" "$mb" "$n")
+    fi
+    disturbed=$(($(echo "$out" | field disturbed) + $(echo "$out" | field failed)))
+    say "$((SECONDS - begun)) s: $name, $mb MB, $n players: $out"
+    note versus "$name" "$mb" "disturbed_of_$n" "$disturbed"
+    note versus "$name" "$mb" "glitches_of_$n" "$(echo "$out" | field glitches)"
+    note versus "$name" "$mb" "startup_p99_s_of_$n" "$(echo "$out" | field startup_p99_s)"
+    most[$name:$n]=$((${most[$name:$n]:-0} + disturbed))
 }
 
 # Whether BUDGET has time for one run more than those that are left, if they take as long as others.
@@ -447,14 +504,14 @@ while [ $# -gt 0 ]; do
     part=$1
     shift
     case $part in
-    maximum | startup | truth | emulated | comparison | cpu) $part ;;
+    maximum | startup | truth | emulated | comparison | versus | cpu) $part ;;
     long)
         case ${1:-} in
         emulated | throttled) long "$1" && shift ;;
         *) long emulated ;;
         esac
         ;;
-    *) say "usage: $0 [maximum|startup|truth|emulated|comparison|cpu|long [emulated|throttled]]..."; exit 2 ;;
+    *) say "usage: $0 [maximum|startup|truth|emulated|comparison|versus|cpu|long [emulated|throttled]]..."; exit 2 ;;
     esac
 done
 # The same as JSON, and the maxima as a chart.

@@ -2,6 +2,7 @@
 
 use forebay_core::streams::closed_form;
 use forebay_core::streams::disk::Disk;
+use forebay_sim::streams::figures;
 use forebay_sim::streams::paper::{DEPTHS, Model, Variant};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -116,6 +117,16 @@ impl Whole {
             }
         }
         best
+    }
+}
+
+#[test]
+fn gpmp_plan_when_clients_may_stop_with_full_buffers_then_it_carries_fewer_than_by_its_arithmetic()
+{
+    // In 2 and 4 MB: what the ring admits for certain there is 19 or 20, and 25 or 26.
+    for (memory, arithmetic, at_best) in [(2e6, 20, 18), (4e6, 26, 24)] {
+        assert_eq!(figures::gpmp_most(0.25e6, memory), arithmetic, "{memory}");
+        assert_eq!(figures::gpmp_at_best(0.25e6, memory), at_best, "{memory}");
     }
 }
 

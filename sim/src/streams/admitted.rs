@@ -10,11 +10,16 @@ use forebay_core::unit::Tick;
 use super::device::Device;
 use super::driver::Driver;
 use super::figures::gpmp_most;
-use super::ring::CHUNK;
 use super::{StreamsArgs, Table};
 use crate::SimError;
 use crate::rng::Rng;
 
+/// Bytes of a sector of the disk.
+const SECTOR: u64 = 512;
+/// A chunk is this part of the memory, in whole sectors: the arithmetic of GPMP rounds nothing up.
+const PARTS: u64 = 16_384;
+/// Files begin at multiples of so many bytes.
+const PLACE: u64 = 1024;
 /// Of figure 4.
 const MEMORIES: [f64; 9] = [2e6, 4e6, 7e6, 12e6, 17e6, 24e6, 30e6, 40e6, 64e6];
 /// Seconds that a set is played after the last has asked.
@@ -74,8 +79,8 @@ impl std::fmt::Display for Sums {
     }
 }
 
-/// Asks for streams at random places, a second apart, until the device could not carry more if it
-/// never had to seek; plays those that are admitted.
+/// Asks for streams at random places, a second apart, twice as many as the device could carry if it
+/// never had to seek; plays those that are admitted. Who is refused does not come again.
 fn play(
     args: &StreamsArgs,
     (memory, assurance, unequal): (f64, Assurance, bool),
@@ -84,18 +89,15 @@ fn play(
 ) -> Result<(), SimError> {
     let usual = args.stream_rate() as u64;
     let profile = args.device.profile();
-    let count = (profile.fastest() / usual.max(1) as f64) as u64 * if unequal { 2 } else { 1 };
-    let admission = AdmissionConfig {
-        assurance,
-        memory: memory as u64,
-        chunk: CHUNK,
-        ..AdmissionConfig::default()
-    };
+    let count = (profile.fastest() / usual.max(1) as f64) as u64 * 2;
+    let chunk = (memory as u64 / PARTS).next_multiple_of(SECTOR).max(SECTOR);
+    let admission =
+        AdmissionConfig { assurance, memory: memory as u64, chunk, ..AdmissionConfig::default() };
     let config = Config { admission, request: 1 << 30, interval: 0, ..Config::default() };
     let machine = Machine::new(profile.clone(), config)?;
     let mut device = Device::new(args.device, seed);
     device.worst = worst;
-    let mut driver = Driver::new(machine, device, CHUNK);
+    let mut driver = Driver::new(machine, device, chunk);
     let mut random = Rng::new(seed ^ 0x7247);
     let mut rates = Vec::new();
     for stream in 0..count {
@@ -104,8 +106,8 @@ fn play(
         let wrong = SimError::Usage("a stream needs a rate");
         let curve = Rate::constant(rate).map_err(|_| wrong)?;
         let bytes = curve.bytes_at((length + count) * Tick::SECOND);
-        let last = profile.capacity.saturating_sub(bytes) / CHUNK;
-        let layout = Layout::contiguous(random.between(0, last) * CHUNK, bytes);
+        let last = profile.capacity.saturating_sub(bytes) / PLACE;
+        let layout = Layout::contiguous(random.between(0, last) * PLACE, bytes);
         let layout = layout.map_err(|_| SimError::Usage("too long streams for the device"))?;
         driver.join_at(Tick(stream * Tick::SECOND), stream, stream, &curve, &layout);
         rates.push(rate);

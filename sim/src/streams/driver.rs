@@ -96,6 +96,8 @@ pub struct Driver {
     pub device: Device,
     /// What came out so far.
     pub outcome: Outcome,
+    /// Clients that play take what is there at once, not by their clocks.
+    pub hasty: bool,
     chunk: u64,
     now: Tick,
     heap: BinaryHeap<Reverse<(u64, u64, Happening)>>,
@@ -115,6 +117,7 @@ impl Driver {
             machine,
             device,
             outcome: Outcome::default(),
+            hasty: false,
             chunk,
             now: Tick(0),
             heap: BinaryHeap::new(),
@@ -178,7 +181,8 @@ impl Driver {
     pub fn join_at(&mut self, moment: Tick, number: u64, title: u64, rate: &Rate, layout: &Layout) {
         let (stream, title) = (StreamId(number), Title(title));
         let (rate, layout) = (rate.clone(), layout.clone());
-        self.at(moment, Event::Join { stream, title, rate, layout, offset: 0 });
+        let patience = None;
+        self.at(moment, Event::Join { stream, title, rate, layout, offset: 0, patience });
     }
 
     fn plan(&mut self, at: u64, what: Happening) {
@@ -421,7 +425,18 @@ impl Driver {
     fn fed(&mut self, stream: u64, up_to: u64) {
         let Some(player) = self.players.get_mut(&stream) else { return };
         player.filled = player.filled.max(up_to);
+        self.take_at_once(stream);
         self.next_report(stream);
+    }
+
+    fn take_at_once(&mut self, stream: u64) {
+        let Some(player) = self.players.get_mut(&stream) else { return };
+        let bytes = player.filled - player.offset.min(player.filled);
+        // What is left of the last chunk of a file is taken by the clock, as the end of it.
+        if self.hasty && player.clock.is_some() && bytes > 0 && player.filled < player.end {
+            player.offset = player.filled;
+            self.step(Event::Consumed { stream: StreamId(stream), bytes });
+        }
     }
 
     fn playing_from_now(&mut self, stream: u64) {
@@ -435,6 +450,7 @@ impl Driver {
         if let Some(promise) = self.promises.remove(&stream).filter(|by| *by < now) {
             self.outcome.broken_promises.push(now.0 - promise.0);
         }
+        self.take_at_once(stream);
         self.next_report(stream);
     }
 }

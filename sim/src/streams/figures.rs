@@ -191,6 +191,15 @@ pub fn gpmp_most(rate: f64, memory: f64) -> u64 {
     (1..=80).map(|at| gpmp_within(&model(at), memory)).max().unwrap_or(0)
 }
 
+/// More streams than GPMP's plan carries for certain in a memory on the disk of Table 1, if clients may
+/// stop with full buffers: at its best round of 2 ms to 1 s.
+#[must_use]
+pub fn gpmp_at_best(rate: f64, memory: f64) -> u64 {
+    let whole = Variant { full_rotation: true, ..Variant::default() };
+    let model = |at| Model::new(&Disk::table_1(), whole, rate, f64::from(at) / 500.0);
+    (1..=500).map(|at| model(at).gpmp_at_best(memory)).max().unwrap_or(0)
+}
+
 /// Figure 4: streams against memory on the disk of Table 1.
 ///
 /// # Errors

@@ -87,6 +87,10 @@ impl Model {
 
     /// Whether a round of `v` accesses, `m` of them to `1 + u` blocks, ends in time.
     fn fits(&self, v: u64, m: u64, u: u64) -> bool {
+        self.fits_with(DEVIATIONS, v, m, u)
+    }
+
+    fn fits_with(&self, deviations: f64, v: u64, m: u64, u: u64) -> bool {
         let Some((mean, variance)) = self.access.get(v as usize).copied() else { return false };
         let per_block =
             (self.block * self.inverse_rate.0, self.block * self.block * self.inverse_rate.1);
@@ -94,7 +98,7 @@ impl Model {
         let mean = v * mean + (v + m * u) * per_block.0;
         let blocks = (v - m) + m * (1.0 + u) * (1.0 + u);
         let variance = v * variance + blocks * per_block.1;
-        mean + DEVIATIONS * variance.sqrt() <= self.round
+        mean + deviations * variance.sqrt() <= self.round
     }
 
     /// Sweep.
@@ -128,6 +132,19 @@ impl Model {
     pub fn gpmp(&self, k: u64) -> Carried {
         let v = (1..).take_while(|v| self.fits(*v, *v, k - 1)).last().unwrap_or(0);
         Carried { streams: v * k, v, prefetching: v, depth: k - 1 }
+    }
+
+    /// More streams than GPMP's plan carries for certain with so many bytes of buffers, if clients may
+    /// stop with full buffers and keep them: a stream of which `k` blocks have just been read has the one
+    /// of this round as well, so each needs `k + 1`. Rounds only have to suffice for mean seeks and mean
+    /// transfers. Make the model with whole revolutions, which is what an access can always take.
+    #[must_use]
+    pub fn gpmp_at_best(&self, memory: f64) -> u64 {
+        let streams = |k: u64| {
+            let v = (1..).take_while(|v| self.fits_with(0.0, *v, *v, k - 1)).last().unwrap_or(0);
+            (v * k).min((memory / ((k + 1) as f64 * self.block)) as u64)
+        };
+        (1..=24).map(streams).max().unwrap_or(0)
     }
 
     /// GPMP in `k` groups that may differ by one stream, when only the mean of an epoch counts.

@@ -84,6 +84,7 @@ fn admission(trial: &Trial, cycle: u64) -> AdmissionConfig {
         margin: 0.0,
         reserve: 0.0,
         least: 0.0,
+        startup: u64::MAX,
         joins: 0,
         memory: trial.memory,
         chunk: CHUNK,

@@ -14,7 +14,9 @@
 //!
 //! for the longest access times. That is also necessary, but for `B`, the margin and the chunk that a
 //! visit may read more: without pauses the worst sweep takes `S = sum of (access + bytes(S) / rate)`,
-//! and a stream with less than `S + V` runs dry in it. Access times are those of a straight line above
+//! and a stream with less than `S + V` runs dry in it. A visit that ends in time, after `t`, begins with
+//! `t` of media left and reads `c (P + H - t)` only: at constant rates each of the terms of the sum is
+//! divided by `1 + c / rate`, and no visit but the first reads more. Access times are those of a straight line above
 //! the longest ones, so that the way of a sweep, there and back, counts as a whole wherever its visits
 //! are (for a concave seek curve equal gaps are the worst: Oyang, "A tight upper bound of the lumped
 //! disk seek time for the SCAN disk scheduling policy", IPL 54(6), 1995).
@@ -22,10 +24,11 @@
 //! *Statistical*: no visit begins before its stream is down to `H`, so visits of a stream are `P`
 //! apart unless something delays them: the difference between a sweep and the one before, `J`, which
 //! is `z` standard deviations of the sum of access times between the positions as they are, `B`, and
-//! `V`. With `H = J + B + V`, `sum of (mean access + bytes(P) / rate) + J <= (1 - margin) P`, and the
+//! `V`. With `H = J + B + V`, `sum of (mean access + bytes(P) / rate) + J / 2 <= (1 - margin) P`, and the
 //! reserve for best effort on the left side as well. `B` is a visit of one who joins, or that
 //! reserve: it comes when all others have the `J` left. One that is late by `x` reads `c x` more, but
-//! those deviations stay unused in every sweep on average, to make up for that and for who joins. A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
+//! half of those deviations stays unused in every sweep on average, to make up for that and for who joins
+//! (`OVERRUN`). A sweep takes longer as rarely as a normal variable exceeds `z` deviations (the sums of
 //! many bounded access times have lighter tails): that is not yet a glitch, for which `H` must be used
 //! up as well.
 //!
@@ -37,8 +40,11 @@
 //! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
 //! last stream has been filled, stream `i` has consumed for as long as the visits of the later ones
 //! took, in whatever order: less `sum over pairs of c_i (mean visit of j)`, which is about half of what
-//! all consume in a sweep; and a twentieth more, for what differs from the mean. A visit that finds no
-//! memory waits for it as long as nobody suffers, which puts the streams apart in time.
+//! all consume in a sweep; a chunk for each, of which half is taken at both ends on average; and a
+//! twentieth more, for what differs from the mean. A visit that finds no
+//! memory waits for it as long as nobody suffers, which puts the streams apart in time. Clients that take
+//! what is there at once hold less: the share that all of them really hold is measured and counted with
+//! ([`Admission::count_held`]).
 
 use super::layout::Layout;
 use super::profile::DeviceProfile;
@@ -46,17 +52,19 @@ use super::rate::Rate;
 use crate::unit::Tick;
 
 /// Most cycles to choose from.
-pub const MAX_CYCLES: usize = 8;
+pub const MAX_CYCLES: usize = 10;
 /// Share of a throttle's rate that is given to streams.
 const THROTTLE_SHARE: f64 = 0.9;
+/// The part of what two sweeps can differ by that a statistical cycle leaves unused on average. Sweeps
+/// that are `u` longer in turns use up a headroom of `h` as rarely as `exp(-2 u h / variance)` (Kingman,
+/// "A martingale inequality in the theory of queues", Math. Proc. Cambridge Phil. Soc. 60, 1964): half
+/// of the deviations, with all of them as headroom, makes that `exp(-z^2)`, below the normal tail.
+const OVERRUN: f64 = 0.5;
 const BISECTIONS: u32 = 16;
-/// A statistical cycle is at most so many times as long as it must be.
-const LONGER: u64 = 4;
 /// Share of the memory that streams hold on average; chance has them hold more at times.
 const POOLED: f64 = 0.95;
-/// Cycles that are tried between one that the device is too slow for and one that is too long for the
-/// memory.
-const STEPS: u32 = 8;
+/// However little streams hold, they are counted with this share of what they may hold.
+const LEAST_HELD: f64 = 0.25;
 /// Bytes of a read out of turn that a deterministic reserve allows for at least.
 const OUT_OF_TURN: u64 = 64 << 10;
 
@@ -85,6 +93,10 @@ pub struct AdmissionConfig {
     /// Where a stream fits only without them, the reserve and the margin are given up, but for so much
     /// of the margin.
     pub least: f64,
+    /// With a statistical guarantee, nanoseconds after which a stream must be expected to start at the
+    /// latest, unless it says itself how long it waits: it is refused otherwise, until there is time.
+    /// For certain it is told when it starts, and no cycle is longer than four thirds of this.
+    pub startup: u64,
     /// Streams that can join in a cycle. Deterministic admission sets nothing aside for them: they
     /// join when the order comes to their place.
     pub joins: u32,
@@ -95,17 +107,18 @@ pub struct AdmissionConfig {
 }
 
 impl Default for AdmissionConfig {
-    /// Deterministic, cycles of 0.25 to 6 s, 5 % unused, 5 % for best effort, of which all but 1/64 is
+    /// Deterministic, cycles of 0.25 to 12 s, 5 % unused, 5 % for best effort, of which all but 1/512 is
     /// given up for streams that do not fit otherwise; 256 MiB.
     fn default() -> Self {
-        let millis = [250, 500, 1_000, 1_500, 2_000, 3_000, 4_000, 6_000];
+        let millis = [250, 500, 1_000, 1_500, 2_000, 3_000, 4_000, 6_000, 8_000, 12_000];
         let cycles = millis.map(|millis| millis * 1_000_000);
         Self {
             assurance: Assurance::Deterministic,
             cycles: cycles.to_vec(),
             margin: 0.05,
             reserve: 0.05,
-            least: 1.0 / 64.0,
+            least: 1.0 / 512.0,
+            startup: 3 * Tick::SECOND,
             joins: 1,
             memory: 256 << 20,
             chunk: 256 << 10,
@@ -242,6 +255,9 @@ pub struct Plan {
     /// Nanoseconds of media that buffers must be filled to; less than [`Self::full`] where the cycle is
     /// longer than it must be.
     pub needs: u64,
+    /// Nanoseconds of a sweep in which nobody is waited for; less than the cycle where that is longer than
+    /// it must be.
+    pub hurried: u64,
     /// Nanoseconds by which two sweeps can differ; 0 where that is not what is allowed for.
     pub spread: u64,
     /// Nanoseconds of getting to a stream, on average.
@@ -341,6 +357,11 @@ impl Line {
         let above = profile.access.iter().map(|at| at.worst - per_byte * at.distance as f64);
         Self { seconds: above.fold(0.0, f64::max), per_byte }
     }
+
+    /// What a single jump takes at most beyond `seconds`: the curve is below the line.
+    fn beyond(&self, profile: &DeviceProfile, distance: u64) -> f64 {
+        (profile.access(distance).worst - self.seconds).max(0.0)
+    }
 }
 
 /// Admission to one device.
@@ -352,6 +373,10 @@ pub struct Admission {
     slowdown: f64,
     line: Line,
     positions: Vec<u64>,
+    /// What streams really hold of what they would hold if they took by their clocks, as it was seen with
+    /// so many nanoseconds of media in their buffers.
+    held: f64,
+    seen: u64,
 }
 
 fn nanos(seconds: f64) -> u64 {
@@ -363,7 +388,8 @@ impl Admission {
     #[must_use]
     pub fn new(profile: DeviceProfile, config: AdmissionConfig) -> Self {
         let line = Line::above(&profile);
-        Self { profile, config, slowdown: 1.0, line, positions: Vec::new() }
+        let (slowdown, positions, held, seen) = (1.0, Vec::new(), 1.0, 0);
+        Self { profile, config, slowdown, line, positions, held, seen }
     }
 
     /// The device.
@@ -389,12 +415,26 @@ impl Admission {
         self.slowdown = factor.max(1.0);
     }
 
+    /// From now on streams hold this share of what they would hold if they took by their clocks: many
+    /// take what is there at once. Counted with by statistical admission, for buffers of up to twice `media`
+    /// nanoseconds, since nobody knows what clients do with more.
+    pub fn count_held(&mut self, share: f64, media: u64) {
+        (self.held, self.seen) = (share.clamp(LEAST_HELD, 1.0), media);
+    }
+
     /// The longest time to get somewhere, for parts of a sweep: nanoseconds of each visit, and
     /// nanoseconds of a way, in bytes of the device, whatever the visits on it.
     #[must_use]
     pub fn longest(&self, visits: u64, way: u64) -> u64 {
         let seconds = visits as f64 * self.line.seconds + way as f64 * self.line.per_byte;
         nanos(seconds * self.slowdown)
+    }
+
+    /// The longest time of one jump of the head, beyond what [`Self::longest`] has for the visit at its
+    /// end, in nanoseconds.
+    #[must_use]
+    pub fn jump(&self, distance: u64) -> u64 {
+        nanos(self.line.beyond(&self.profile, distance) * self.slowdown)
     }
 
     /// Nanoseconds that a run of reads takes longer at most than its reads do one by one.
@@ -425,9 +465,9 @@ impl Admission {
         if self.config.assurance == Assurance::Deterministic {
             let each = self.profile.access((high - low) / count);
             return Approach {
-                // There and back.
-                sum: count as f64 * self.line.seconds
-                    + 2.0 * (high - low) as f64 * self.line.per_byte,
+                // The ways there and back; what each visit takes for itself is added with its read.
+                sum: (high - low) as f64 * self.line.per_byte
+                    + self.line.beyond(&self.profile, high - low),
                 mean: each.mean * count as f64 + back.mean,
                 variance: 0.0,
             };
@@ -458,8 +498,8 @@ impl Admission {
         [Kept { margin, reserve }, none, Kept { margin: margin.min(least), ..none }]
     }
 
-    /// How these streams are carried: with the shortest cycle for certain, and else with a longer one,
-    /// as far as the memory allows it, so that it need not grow when others join.
+    /// How these streams are carried: with a cycle that is longer than it must be, as far as the memory
+    /// allows it, so that buffers need not grow when others join.
     ///
     /// # Errors
     /// What there is too little of, for the longest cycle that suffices otherwise.
@@ -473,72 +513,6 @@ impl Admission {
             }
         }
         Err(shortage)
-    }
-
-    /// The plan with the shortest cycle that carries these streams.
-    fn shortest(
-        &self,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Result<Plan, Shortage> {
-        let mut shortage = Shortage::Device;
-        let mut short = None;
-        for at in 0..self.config.cycles.len().min(MAX_CYCLES) {
-            let cycle = self.config.cycles[at];
-            match self.try_cycle(cycle, kept, approach, demands) {
-                Ok(plan) => return Ok(plan),
-                // More memory is needed for every longer cycle.
-                Err(Shortage::Memory) => {
-                    let between = short.map(|short| (short, cycle));
-                    return self.try_between(between, kept, approach, demands);
-                }
-                Err(other) => (shortage, short) = (other, Some(cycle)),
-            }
-        }
-        Err(shortage)
-    }
-
-    /// A plan between a cycle that the device is too slow for and one that is too long for the memory.
-    fn try_between(
-        &self,
-        between: Option<(u64, u64)>,
-        kept: Kept,
-        approach: Approach,
-        demands: &[Demand],
-    ) -> Result<Plan, Shortage> {
-        let (mut short, mut long) = between.ok_or(Shortage::Memory)?;
-        for _ in 0..STEPS {
-            let middle = short.midpoint(long);
-            match self.try_cycle(middle, kept, approach, demands) {
-                Ok(plan) => return Ok(plan),
-                Err(Shortage::Memory) => long = middle,
-                Err(_) => short = middle,
-            }
-        }
-        Err(Shortage::Memory)
-    }
-
-    /// A plan with a longer cycle, which needs no more than `plan`.
-    fn lengthened(&self, plan: Plan, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
-        let last = self.config.cycles[self.config.cycles.len().min(MAX_CYCLES) - 1];
-        let (mut short, mut long) = (plan.cycle, (LONGER * plan.cycle).min(last));
-        let certain = self.config.assurance == Assurance::Deterministic;
-        if certain || self.profile.parallel > 1 || short >= long {
-            return plan;
-        }
-        let (mut longest, mut cycle) = (plan, long);
-        for _ in 0..STEPS {
-            match self.try_cycle(cycle, kept, approach, demands) {
-                Ok(found) => (longest, short) = (found, cycle),
-                Err(_) => long = cycle,
-            }
-            if short >= long {
-                break;
-            }
-            cycle = short.midpoint(long);
-        }
-        Plan { needs: plan.needs, ..longest }
     }
 
     /// The plan for the longest cycle, whether it suffices or not.
@@ -589,19 +563,21 @@ impl Admission {
             let jumps = if worst { most } else { often };
             let over = jumps * if worst { jump.worst } else { jump.mean };
             let read = need.most as f64 / demand.slowest;
-            access += over;
             mean += often * jump.mean;
             variance += jumps * jump.variance;
-            transfer += read;
-            peaks += demand.peak / demand.slowest;
             steepest = steepest.max(demand.peak / demand.slowest);
             slowest = slowest.min(demand.slowest);
             if worst {
                 // Visits end at the end of a chunk.
                 let chunk = config.chunk as f64 / demand.slowest;
-                access += chunk;
                 largest = largest.max(read + chunk + over + furthest);
+                // A visit that is over in time takes a little less: `Machine::longest_visit`.
+                let share = demand.peak / demand.slowest;
+                let in_time = if need.fewest > 0 { 1.0 + share * self.slowdown } else { 1.0 };
+                access += (self.line.seconds + chunk + over + read) / in_time;
+                peaks += share / in_time;
             } else {
+                (access, transfer) = (access + over, transfer + read);
                 let far = demand.position.max(self.profile.capacity / 2);
                 largest = largest.max(read + over + self.profile.access(far).mean);
             }
@@ -624,7 +600,7 @@ impl Admission {
         // By and large a visit reads what one cycle takes. For certain, it may be late by all of the
         // headroom, and so may those after it.
         let late = if worst { peaks * headroom } else { 0.0 };
-        let sweep = (access + spread + transfer + late) * self.slowdown;
+        let sweep = (access + OVERRUN * spread + transfer + late) * self.slowdown;
         let lanes = f64::from(self.profile.parallel.max(1));
         let busy = sweep / lanes + lump * self.slowdown + if lanes > 1.0 { largest } else { 0.0 };
         let each = mean * self.slowdown / demands.len().max(1) as f64 / lanes;
@@ -635,6 +611,7 @@ impl Admission {
             busy: nanos(busy),
             margin: kept.margin,
             needs: length + nanos(headroom),
+            hurried: length,
             spread: if worst { 0 } else { nanos((spread + lump) * self.slowdown) },
             access: nanos(each),
             memory: self.memory(length, headroom, each, demands),
@@ -676,15 +653,17 @@ impl Admission {
             sweep += visit;
             own_visits += fewest * visit;
         }
-        let chunks = 2 * self.config.chunk * demands.len() as u64;
+        let chunks = self.config.chunk * demands.len() as u64;
         if worst {
             // No visit goes beyond its stream's own share.
-            return full.ceil() as u64 + chunks;
+            return full.ceil() as u64 + 2 * chunks;
         }
         let serial = self.profile.parallel == 1;
         let pairs = (steady * sweep - own_visits) / 2.0;
         let consumed = if serial { pairs / cycle } else { 0.0 };
-        ((full - consumed + largest) / POOLED).ceil() as u64 + chunks
+        let proven = length.saturating_add(nanos(headroom)) / 2 <= self.seen;
+        let held = (full - consumed) * if proven { self.held } else { 1.0 };
+        ((held + largest) / POOLED).ceil() as u64 + chunks
     }
 
     /// The plan with one stream more, which is then the last of `demands`, or why not and what would
@@ -752,5 +731,6 @@ impl Admission {
     }
 }
 
+mod cycles;
 #[cfg(test)]
 mod tests;

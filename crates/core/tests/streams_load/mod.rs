@@ -60,7 +60,8 @@ impl Load {
         for at in 0..streams {
             let layout = Layout::contiguous(at * APART, FILE).expect("a layout");
             let (stream, title, rate) = (StreamId(at), Title(at), rate.clone());
-            load.step(Event::Join { stream, title, rate, layout, offset: 0 });
+            let patience = Some(u64::MAX);
+            load.step(Event::Join { stream, title, rate, layout, offset: 0, patience });
         }
         assert_eq!(load.machine.population(), (streams, streams), "all are admitted");
         load

@@ -488,8 +488,10 @@ impl Driver {
             (joining.reply)(Err(why));
             return;
         };
+        let nanos = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let patience = wanted.max_startup.map(nanos);
         self.asked.insert(stream, Asked::Open(joining));
-        self.events.push_back(Event::Join { stream, title, rate, layout, offset });
+        self.events.push_back(Event::Join { stream, title, rate, layout, offset, patience });
     }
 
     /// The first of a crowd has data, or never will: the others join.

@@ -1,5 +1,6 @@
 //! What is admitted, and why not.
 
+use super::cycles::LONGER;
 use super::*;
 
 const MB: u64 = 1_000_000;

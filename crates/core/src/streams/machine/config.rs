@@ -120,7 +120,7 @@ impl Config {
         let admission = &self.admission;
         let cycles = &admission.cycles;
         if cycles.is_empty() || cycles.len() > MAX_CYCLES || cycles.contains(&0) {
-            return Err(BadConfig("give 1 to 8 cycles longer than 0"));
+            return Err(BadConfig("give 1 to 10 cycles longer than 0"));
         }
         if cycles.windows(2).any(|pair| pair[0] >= pair[1]) {
             return Err(BadConfig("give cycles in order, the shortest first"));

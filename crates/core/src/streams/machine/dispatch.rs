@@ -8,7 +8,7 @@ use crate::unit::Tick;
 /// A device that takes so many times as long as its profile says has drifted.
 pub(super) const DRIFT: f64 = 1.1;
 /// The least part by which buffers grow in a sweep.
-const GROWTH: f64 = 1.0 / 64.0;
+const GROWTH: f64 = 1.0 / 512.0;
 /// How often a size between the old and the new one is tried in a sweep.
 const GROWTHS: u32 = 8;
 /// Of those who wait for their first visits, so many are looked at for whose turn it is.
@@ -45,6 +45,7 @@ impl Machine {
     pub(super) fn dispatch(&mut self, now: Tick, out: &mut Actions) {
         self.wake = None;
         self.refill(now);
+        self.look_at_memory(now);
         while self.flying < self.config.depth {
             let choice = match self.config.scheme {
                 Scheme::Elastic => self.choose_elastic(now, out),
@@ -197,8 +198,9 @@ impl Machine {
         if let Some(at) = first {
             let reader = &self.readers[at as usize];
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
-            // What the sweep may take longer than on average is not waited for.
-            let sure = latest.saturating_sub(self.plan.spread as i64);
+            // What the sweep may take longer than on average is not waited for, nor the time for a first
+            // visit: who comes then can start at once.
+            let sure = latest.saturating_sub(self.plan.headroom as i64);
             // Whose client takes nothing has no need of a visit, but others wait behind it.
             let hurry = if self.hungry(now, at) { sure } else { sure.max(earliest) };
             // Nobody is waited for while buffers grow or somebody waits to start, if memory is there.
@@ -274,8 +276,8 @@ impl Machine {
             && self.hungry(now, at)
         {
             let place = self.readers[at as usize].position();
-            let way = self.admission.longest(0, self.head.abs_diff(place)) as i64;
-            let cost = self.cost(at) + if self.sure() { way } else { 0 };
+            let way = self.admission.jump(self.head.abs_diff(place)) as i64;
+            let cost = if self.sure() { self.whole_visit(at) + way } else { self.cost(at) };
             let slack = self.slack_after(now, place, slack);
             if let Some(paid) = self.afford(cost, slack)
                 && self.has_room(now, at)

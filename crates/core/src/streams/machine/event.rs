@@ -34,6 +34,9 @@ pub enum Event {
         layout: Layout,
         /// From which byte of the file.
         offset: u64,
+        /// It is refused if it will probably wait for longer, in nanoseconds; nothing for the limit of
+        /// [`AdmissionConfig::startup`](crate::streams::admission::AdmissionConfig::startup).
+        patience: Option<u64>,
     },
     /// The client is gone, or has all it wants.
     Leave(StreamId),

@@ -18,7 +18,7 @@ impl Machine {
         now: Tick,
         (stream, title): (StreamId, Title),
         (rate, layout): (Rate, Layout),
-        offset: u64,
+        (offset, patience): (u64, u64),
         out: &mut Actions,
     ) {
         let full = self.streams.len() >= u64::from(self.config.streams);
@@ -39,6 +39,7 @@ impl Machine {
             reader: None,
             started: false,
             paused: false,
+            patience,
             since,
         };
         let slot = self.streams.insert(stream.0, ());
@@ -112,11 +113,12 @@ impl Machine {
             None => None,
         };
         let first_byte_by = if shared.is_some() {
-            if self.sure() { now.after(2 * self.plan.cycle) } else { now }
+            if self.sure() { now.after(2 * self.plan.hurried) } else { now }
         } else {
             let member = self.member(slot);
             let key = (member.title, member.layout.clone(), member.rate.clone());
-            let reader = self.new_reader(now, key, offset)?;
+            let patience = member.patience;
+            let reader = self.new_reader(now, key, (offset, patience))?;
             self.attach(reader, slot, offset);
             self.first_byte_by(now)
         };
@@ -129,6 +131,8 @@ impl Machine {
         let ready = filled > offset;
         let member = self.member_mut(slot);
         (member.offset, member.started) = (offset, false);
+        // Who seeks, resumes or changes its rate has a place, which it does not lose for a long wait.
+        member.patience = u64::MAX;
         member.clock.running = false;
         member.clock.set(now, media);
         if ready {
@@ -146,7 +150,7 @@ impl Machine {
             Scheme::Elastic => {
                 let sweeps = ramp(self.target, self.plan.needs, self.plan.margin);
                 let waits = 2 * (self.starters.len() as u64 / self.joins() + 1) + sweeps;
-                now.after(waits.saturating_mul(self.plan.cycle))
+                now.after(waits.saturating_mul(self.plan.hurried))
             }
             Scheme::Rounds(rounds) => {
                 let groups = u64::from(rounds.depth) + 1;
@@ -234,13 +238,13 @@ impl Machine {
         &mut self,
         now: Tick,
         (title, layout, rate): (Title, Layout, Rate),
-        offset: u64,
+        (offset, patience): (u64, u64),
     ) -> Result<u32, Refusal> {
         if self.starters.len() >= self.config.starters as usize {
             let retry_after = Some(self.plan.cycle);
             return Err(Refusal { retry_after, ..NO_PLACE });
         }
-        let guaranteed = self.admit(now, &layout, &rate, offset)?;
+        let guaranteed = self.admit(now, (&layout, &rate), offset, patience)?;
         let slot = self.free_readers.pop().unwrap_or_else(|| {
             self.readers.push(Reader::unused(layout.clone(), rate.clone()));
             self.sweeps.reserve(self.readers.len() as u32 - 1);
@@ -274,9 +278,9 @@ impl Machine {
     fn admit(
         &mut self,
         now: Tick,
-        layout: &Layout,
-        rate: &Rate,
+        (layout, rate): (&Layout, &Rate),
         offset: u64,
+        patience: u64,
     ) -> Result<bool, Refusal> {
         if let Scheme::Rounds(rounds) = self.config.scheme
             && self.demands.len() >= rounds.streams as usize
@@ -292,6 +296,11 @@ impl Machine {
         self.tell_holdings();
         match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
             Ok(plan) => {
+                let wait = self.expected_wait(now, &plan);
+                if wait > patience {
+                    self.demands.pop();
+                    return Err(Refusal { retry_after: Some(wait), ..NO_PLACE });
+                }
                 self.plan = plan;
                 self.lower_needs();
                 Ok(true)
@@ -538,7 +547,7 @@ impl Machine {
         reader.ring.leave(before / chunk);
         reader.ring.trim(&mut self.pool);
         let up_to = reader.filled;
-        let first_byte_by = if self.sure() { now.after(2 * self.plan.cycle) } else { now };
+        let first_byte_by = if self.sure() { now.after(2 * self.plan.hurried) } else { now };
         let member = self.member_mut(slot);
         let (stream, paused) = (member.id, member.paused);
         member.offset = offset;

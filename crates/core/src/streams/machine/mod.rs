@@ -30,7 +30,9 @@ mod config;
 mod dispatch;
 mod event;
 mod membership;
+mod memory;
 mod reader;
+mod startup;
 mod sure;
 mod visit;
 
@@ -117,6 +119,8 @@ pub struct Machine {
     reserved: u64,
     /// Streams whose clocks start as soon as nobody suffers.
     wakers: VecDeque<u32>,
+    /// What of their memory streams really hold.
+    looks: memory::Looks,
     /// Reads under way.
     flying: u32,
     /// A visit that is not done, between two of its reads.
@@ -189,6 +193,7 @@ impl Machine {
             target: 0,
             reserved: 0,
             wakers: VecDeque::new(),
+            looks: memory::Looks::default(),
             flying: 0,
             partial: None,
             head: 0,
@@ -219,8 +224,9 @@ impl Machine {
     /// backwards.
     pub fn step(&mut self, now: Tick, event: Event, out: &mut Actions) {
         match event {
-            Event::Join { stream, title, rate, layout, offset } => {
-                self.join(now, (stream, title), (rate, layout), offset, out);
+            Event::Join { stream, title, rate, layout, offset, patience } => {
+                let from = (offset, patience.unwrap_or(self.config.admission.startup));
+                self.join(now, (stream, title), (rate, layout), from, out);
             }
             Event::Leave(stream) => self.leave(now, stream),
             Event::Pause(stream) => self.pause(now, stream),

@@ -45,18 +45,50 @@ impl Machine {
     }
 
     /// The longest that a visit can take without the ways between visits, which [`Self::latest_from`]
-    /// has.
+    /// has, if it reads a whole target.
+    pub(super) fn whole_visit(&self, at: u32) -> i64 {
+        self.visit_within(at, 0.0)
+    }
+
+    /// The same for every visit but the first. One that is over before its stream runs dry, after `t`,
+    /// begins with `t` left at least, and reads what the target is more: `t <= access + c (target - t) / rate`.
+    /// Who is not about to run dry, since his client has stopped, gets no more than that either.
     pub(super) fn longest_visit(&self, at: u32) -> i64 {
+        let reader = &self.readers[at as usize];
+        let share = reader.rate.peak() / reader.slowest * self.slowdown;
+        self.visit_within(at, if reader.rate.is_constant() { share } else { 0.0 })
+    }
+
+    /// Most bytes that a visit reads which [`Self::longest_visit`] is counted for.
+    pub(super) fn longest_read(&self, at: u32) -> u64 {
+        let reader = &self.readers[at as usize];
+        if !self.sure() || reader.state == State::Starting || !reader.rate.is_constant() {
+            return u64::MAX;
+        }
+        // A device that is slower than its profile holds no promise: whoever was capped by one could be
+        // left with nothing to read at all.
+        if self.slowdown > 1.0 {
+            return u64::MAX;
+        }
+        reader.rate.most_in(self.target.saturating_sub(self.longest_visit(at) as u64))
+    }
+
+    fn visit_within(&self, at: u32, share: f64) -> i64 {
         let reader = &self.readers[at as usize];
         let bytes = reader.rate.most_in(self.target) + self.config.admission.chunk;
         let read = bytes as f64 / reader.slowest * self.slowdown * 1e9;
-        let visit = self.admission.longest(1, 0) + reader.jumps + read.ceil() as u64;
-        (visit / u64::from(self.config.depth.max(1))) as i64
+        let access = self.admission.longest(1, 0) + reader.jumps;
+        let visit = ((access as f64 + read) / (1.0 + share)).ceil() as u64;
+        (visit.max(access) / u64::from(self.config.depth.max(1))) as i64
     }
 
-    fn way(&self, from: u64, sweep: usize) -> u64 {
+    /// The longest way from a place to the start of a sweep and along it, in nanoseconds.
+    fn way(&self, from: u64, sweep: usize) -> i64 {
         match (self.sweeps.start(sweep), self.sweeps.end(sweep)) {
-            (Some(start), Some(end)) => from.abs_diff(start) + (end - start),
+            (Some(start), Some(end)) => {
+                let along = self.admission.longest(0, end - start);
+                (self.admission.jump(from.abs_diff(start)) + along) as i64
+            }
             _ => 0,
         }
     }
@@ -71,8 +103,7 @@ impl Machine {
         let way = self.way(head, self.current);
         let on = self.sweeps.end(self.current).unwrap_or(head);
         let both = way + self.way(on, 1 - self.current);
-        let longest = |way| self.admission.longest(0, way) as i64;
-        let latest = (this - longest(way)).min(next.saturating_sub(total) - longest(both));
+        let latest = (this - way).min(next.saturating_sub(total) - both);
         latest.saturating_sub(self.admission.delay() as i64)
     }
 
@@ -239,8 +270,8 @@ impl Machine {
         let in_turn = order >= self.progress && first.is_none_or(|first| order < first);
         let later = in_turn || order <= self.progress;
         let sweep = if later { 1 - self.current } else { self.current };
-        let visit = self.longest_visit(at);
-        let there = self.admission.longest(0, self.head.abs_diff(order)) as i64;
+        let visit = self.whole_visit(at);
+        let there = self.admission.jump(self.head.abs_diff(order)) as i64;
         let dry = now.0 as i64 + self.target as i64;
         self.sweeps.insert(sweep, at, order, visit, dry);
         let latest = self.latest_from(order);
@@ -275,7 +306,9 @@ impl Machine {
             let (release, earliest) = (reader.release as i64, reader.earliest as i64);
             let others = !self.requests.is_empty() || !self.sweeps.is_empty(self.wheel);
             let part = if others { BEFORE_OTHERS } else { BEFORE };
-            let before = self.plan.budget.max(self.plan.cycle / part) as i64;
+            // Without best effort the device is kept ahead by a first visit: who comes then starts at once.
+            let joins = if others { 0 } else { self.plan.headroom };
+            let before = self.plan.budget.max(self.plan.cycle / part).max(joins) as i64;
             let hurry = (latest - before).max(reader.again as i64);
             begin = hurry.min(if busy { earliest } else { release });
             if begin <= clock {

@@ -23,7 +23,7 @@ impl Machine {
     }
 
     /// Nanoseconds of media that a visit reads on average.
-    fn horizon(&self) -> u64 {
+    pub(super) fn horizon(&self) -> u64 {
         match self.config.scheme {
             // Less than the cycle while buffers grow.
             Scheme::Elastic => {
@@ -65,7 +65,8 @@ impl Machine {
         let end = match self.config.scheme {
             Scheme::Elastic => {
                 let end = rate.bytes_at(media.saturating_add(self.target.min(reader.most)));
-                end.min(self.catching_up(now, at)).max(reader.filled)
+                let most = reader.filled.saturating_add(self.longest_read(at));
+                end.min(self.catching_up(now, at)).min(most).max(reader.filled)
             }
             Scheme::Rounds(rounds) => {
                 let blocks = u64::from(self.blocks(rounds));
@@ -311,7 +312,7 @@ impl Machine {
         }
         self.readers[at as usize].members = members;
         self.choose_lead(now, at);
-        if !self.merge(now, at) {
+        if !self.merge(now, at, out) {
             self.requeue(now, at);
         }
     }
@@ -427,8 +428,8 @@ impl Machine {
     }
 
     /// If a reader has arrived where the one ahead of it has kept its chunks for it, that one takes
-    /// over its streams.
-    fn merge(&mut self, now: Tick, at: u32) -> bool {
+    /// over its streams, which have all that it has from now on.
+    fn merge(&mut self, now: Tick, at: u32, out: &mut Actions) -> bool {
         let Some(ahead) = self.readers[at as usize].follows else { return false };
         let chunk = self.config.admission.chunk;
         let front = self.readers[ahead as usize].ring.front();
@@ -453,8 +454,11 @@ impl Machine {
         let reader = &mut self.readers[at as usize];
         (reader.follows, reader.ring) = (None, own);
         self.counters.shared += members.len() as u64;
+        let up_to = self.readers[ahead as usize].filled;
         for slot in &members {
-            self.member_mut(*slot).reader = Some(ahead);
+            let member = self.member_mut(*slot);
+            member.reader = Some(ahead);
+            out.push(Action::Filled { stream: member.id, up_to });
         }
         self.readers[ahead as usize].members.extend(members);
         self.rehold(ahead);
