@@ -245,7 +245,7 @@ fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_t
         node.meta.sync().expect("sync");
         match has_object {
             true => {
-                node.residency.tiers[0].tier.open(new.0).expect("object").set_len(0).expect("cut")
+                node.residency.tiers[0].tier.open(new.0).expect("object").set_len(0).expect("cut");
             }
             false => node.residency.tiers[0].tier.remove(new.0).expect("object"),
         }

@@ -55,7 +55,7 @@ pub struct Whereabouts {
 const PAGE: usize = 512;
 
 impl Node {
-    /// As [`Writeback::find_path`].
+    /// As [`crate::Writeback::find_path`].
     ///
     /// # Errors
     /// As there.
