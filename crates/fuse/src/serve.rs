@@ -369,7 +369,9 @@ impl Serve<'_> {
             self.node.release(opened.fh);
             return Err(error);
         }
-        if let Some(dir) = opened.dir {
+        // Of what the kernel has in its pages it does not ask for times after a read.
+        let asks = !matches!(opened.mode, OpenMode::Cached { keep: true });
+        if let Some(dir) = opened.dir.filter(|_| asks) {
             self.listings.file_opened(dir.0);
         }
         if changes_unseen(opened, flags)
