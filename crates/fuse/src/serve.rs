@@ -208,10 +208,7 @@ impl Serve<'_> {
         let builder = ReplyBuilder::new(self, ino);
         let attr = |stat: Stat| builder.attributes(&stat);
         Ok(match operation {
-            Operation::Getattr { .. } => {
-                let (_, alias) = forebay_node::of_node_id(self.request.header().node);
-                attr(node.getattr_alias(context, ino, alias)?)
-            }
+            Operation::Getattr { .. } => attr(node.getattr(context, ino)?),
             Operation::Setattr(set) => attr(node.setattr(context, ino, &wire::set_attr(&set))?),
             Operation::Statfs => Answer::Statfs(wire::statfs(&node.statfs(context)?)),
             _ => return Err(Errno::NOSYS.into()),
@@ -330,7 +327,6 @@ impl Serve<'_> {
                 Answer::Written(narrow(written as u64))
             }
             Operation::Release { fh, .. } => {
-                node.note_pages_dropped(fh);
                 node.release(fh);
                 node.handle_is_gone(ino, fh);
                 Answer::Done
@@ -369,9 +365,7 @@ impl Serve<'_> {
             self.node.release(opened.fh);
             return Err(error);
         }
-        // Of what the kernel has in its pages it does not ask for times after a read.
-        let asks = !matches!(opened.mode, OpenMode::Cached { keep: true });
-        if let Some(dir) = opened.dir.filter(|_| asks) {
+        if let Some(dir) = opened.dir {
             self.listings.file_opened(dir.0);
         }
         if changes_unseen(opened, flags)

@@ -152,9 +152,6 @@ pub struct NodeConfig {
     pub extent_bytes: u64,
     /// Files up to this size are fetched whole before a cold open returns.
     pub fetch_on_open_bytes: u64,
-    /// Files up to this size that nobody writes are read through the kernel's page cache, also where
-    /// the kernel could read their objects by itself: opens cost less so.
-    pub page_cache_bytes: u64,
     /// A passthrough writer gets this much room reserved beyond its file.
     pub passthrough_reserve_bytes: u64,
     /// How long a request waits for the backing store.
@@ -203,7 +200,6 @@ impl NodeConfig {
             low_percent: 80,
             extent_bytes: 1 << 20,
             fetch_on_open_bytes: 512 << 10,
-            page_cache_bytes: 64 << 10,
             passthrough_reserve_bytes: 256 << 20,
             backing_timeout: Duration::from_secs(30),
             memory_idle: Duration::from_secs(30),

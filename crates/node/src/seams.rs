@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Fingerprint, Link, Record};
 use forebay_store::backing::Dir;
-use forebay_store::{Attributes, BackingFile, Header, Object};
+use forebay_store::{Attributes, BackingFile, Header};
 use forebay_types::Ino;
 
 use crate::cluster::peer_cache::{Deliver, SharedCopy};
@@ -169,12 +169,6 @@ impl AboveResidency for Upper {
 
     fn forget_rest_gone(&self, ino: Ino) -> bool {
         self.node().is_ok_and(|node| node.writeback.forget_rest_gone(ino))
-    }
-
-    fn leave_readers_behind(&self, file: &File, object: &dyn Fn() -> Option<Arc<dyn Object>>) {
-        if let Ok(node) = self.node() {
-            node.leave_readers_behind(file, object);
-        }
     }
 
     fn look_for_lost_set_ids_later(&self, ino: Ino) {

@@ -49,7 +49,6 @@ pub struct DirTier {
     /// The 256 fan-out directories, opened when first needed.
     fans: Vec<OnceLock<OwnedFd>>,
     tells_stores: bool,
-    keeps_access_times: bool,
     /// Fan-out directories that have been opened, and perhaps made.
     fans_opened: Changes,
     /// Objects that were taken out of each fan-out directory.
@@ -120,8 +119,6 @@ impl DirTier {
         let fans_opened = Changes::default();
         let kind = fs::fstatfs(&objects).map_err(|e| StoreError::io("statfs", path, e))?.f_type;
         let tells_stores = u64::try_from(kind).is_ok_and(|kind| TELLING.contains(&kind));
-        let flags = fs::fstatvfs(&objects).map_err(|e| StoreError::io("statvfs", path, e))?.f_flag;
-        let keeps_access_times = !flags.contains(fs::StatVfsMountFlags::NOATIME);
         Ok(Self {
             path: path.clone(),
             id,
@@ -131,7 +128,6 @@ impl DirTier {
             fans_opened,
             removals,
             tells_stores,
-            keeps_access_times,
         })
     }
 
@@ -560,10 +556,6 @@ impl Tier for DirTier {
 
     fn tells_stores(&self) -> bool {
         self.tells_stores
-    }
-
-    fn keeps_access_times(&self) -> bool {
-        self.keeps_access_times
     }
 
     fn usage(&self) -> Result<TierUsage> {

@@ -157,11 +157,6 @@ pub trait Tier: Send + Sync {
         false
     }
 
-    /// Whether reads move the access times of objects (`relatime` does).
-    fn keeps_access_times(&self) -> bool {
-        true
-    }
-
     /// Room on the file system.
     fn usage(&self) -> Result<TierUsage>;
 

@@ -265,8 +265,7 @@ impl OpenHandle {
         let id = self.registration;
         match self.mode() {
             HandleMode::Direct => OpenMode::Direct,
-            // Nobody knows any more of what the kernel's pages are.
-            HandleMode::Cached => OpenMode::Cached { keep: false },
+            HandleMode::Cached => OpenMode::Cached { keep: true },
             HandleMode::Passthrough => OpenMode::Passthrough { id },
             HandleMode::PassthroughDirect => OpenMode::PassthroughDirect { id },
         }

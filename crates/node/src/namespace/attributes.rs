@@ -82,23 +82,6 @@ impl Node {
         }
     }
 
-    /// As [`Node::getattr`], under an alias of a file: of an object that only those still read who have it
-    /// open under that alias, its length and time.
-    ///
-    /// # Errors
-    /// As [`Node::getattr`].
-    pub fn getattr_alias(&self, context: &Context, ino: Ino, alias: u8) -> Result<Stat> {
-        let mut stat = self.getattr(context, ino)?;
-        if stat.alias != alias
-            && let Some(object) = self.object_kept_under(ino, alias)
-        {
-            let found = object.stat()?;
-            (stat.attr.size, stat.attr.mtime, stat.blocks) =
-                (found.size, found.mtime, found.blocks);
-        }
-        Ok(stat)
-    }
-
     /// The record of an inode, compared with the backing store if it is time.
     fn fresh(&self, context: &Context, ino: Ino) -> Result<Arc<Record>> {
         let record = self.record_now(ino)?;

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_store::Object;
 use forebay_types::Ino;
 use sharded_slab::{Entry, Slab};
 
@@ -82,12 +81,6 @@ pub struct Handle {
     pub(crate) wrote: AtomicBool,
     /// What its open has shown.
     pub(crate) seen: Seen,
-    /// By which number its open has had the kernel drop pages ([`crate::residency::page_cache`]).
-    pub(crate) pages_dropped: Option<u32>,
-    /// It reads an object through the page cache, and keeps that if another version takes its place.
-    pub(crate) by_pages: bool,
-    /// The object that it has kept.
-    pub(crate) kept_object: OnceLock<Arc<dyn Object>>,
     /// Whether it keeps the file on this node ([`crate::cluster::WritePin`]), as it may write it.
     pub(crate) held: AtomicBool,
     /// By way of which node the file is read and written, if it is not here.
@@ -138,9 +131,6 @@ impl Handle {
             keeps_set_ids: false,
             alias: 0,
             seen: Seen::default(),
-            pages_dropped: None,
-            by_pages: false,
-            kept_object: OnceLock::new(),
             // Nobody knows what a predecessor has written.
             wrote: AtomicBool::new(write),
             held: AtomicBool::new(write),

@@ -62,18 +62,7 @@ impl Node {
             // What the kernel reads for its cache may be read ahead, and an error of that goes unseen.
             self.writeback.tell_rest_gone(context, file.ino)?;
         }
-        let mut location = file.location_for(context)?;
-        if !location.loaded {
-            // Opened by the pages that the kernel has.
-            drop(location);
-            self.residency.load(context, file)?;
-            location = file.location_for(context)?;
-        }
-        if let Some(object) = handle.kept_object.get() {
-            let read = object.read_at(buffer, offset)?;
-            self.metrics.bytes.of(Source::Tier).add(read as u64);
-            return Ok(read);
-        }
+        let location = file.location_for(context)?;
         let end = offset + buffer.len() as u64;
         if let Some(place) = &location.place {
             let there = match &place.presence {

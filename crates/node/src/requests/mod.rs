@@ -8,7 +8,6 @@ pub(crate) mod handle;
 pub(crate) mod hints;
 pub(crate) mod io;
 pub(crate) mod open;
-mod open_by_pages;
 pub(crate) mod paths;
 pub(crate) mod ranges;
 pub(crate) mod truncate;

@@ -24,7 +24,6 @@ use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::inode_alias::{Opens, Registered, Use as Shown, object_id, version_id};
-use crate::residency::page_cache::is_access_due;
 use crate::residency::shares::Share;
 use crate::stream::OpenStream;
 
@@ -110,9 +109,6 @@ impl Node {
         mut record: Arc<Record>,
         how: Use,
     ) -> Result<Opened> {
-        if let Some(opened) = self.open_by_pages(context, file, &record, how)? {
-            return Ok(opened);
-        }
         drop(file.location_for(context)?);
         if (0..self.residency.tiers.len()).any(|tier| self.residency.tier_failure(tier).is_some()) {
             context.wait()?;
@@ -336,19 +332,12 @@ impl Node {
         self.busiest.count(file.ino.0);
         let (mut mode, promised) = self.choose_mode(file, &location, &mut opens, record, how);
         let alias = opens.now.number;
-        let (mut seen, mut by_pages, mut pages_dropped) = (Seen::default(), false, None);
+        let mut seen = Seen::default();
         if let OpenMode::Cached { keep } = &mut mode {
             (*keep, seen) = self.keeps_pages(file, record, alias);
-            if let Some(place) =
-                location.place.as_ref().filter(|_| self.residency.is_for_page_cache(record))
-            {
-                by_pages = true;
-                (*keep, pages_dropped) = self.residency.keeps_pages_of_object(place, record, alias);
-            }
         }
         let mut handle = Handle::new(file.clone(), write, mode, promised);
         (handle.alias, handle.seen) = (alias, seen);
-        (handle.by_pages, handle.pages_dropped) = (by_pages, pages_dropped);
         handle.append = self.appends_itself(how);
         handle.durably = how.durably();
         handle.keeps_set_ids = how.uid == 0;
@@ -360,12 +349,18 @@ impl Node {
             mode = OpenMode::Direct;
             (handle.mode, handle.stream) = (mode, stream.into());
         }
-        let fh = self.enter(file, &mut opens, handle, how).inspect_err(|_| {
+        let Some(fh) = self.handles.insert(handle) else {
             if let Some((tier, bytes)) = promised {
                 self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
             }
             self.residency.unregister_unused(&mut opens);
-        })?;
+            return Err(NodeError::Posix(Errno::NFILE));
+        };
+        self.patterns.opened(fh, file.ino.0, how.pid);
+        opens.count += 1;
+        opens.writers += u32::from(write);
+        opens.handles.push(fh);
+        opens.now.enter(Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false });
         if let Some(registered) = opens.now.registered.as_mut().filter(|_| mode.passes()) {
             registered.opens += 1;
             if write {
@@ -396,24 +391,6 @@ impl Node {
             }
             self.release(fh);
         })
-    }
-
-    /// Counts a handle among the opens of its file; its number.
-    pub(super) fn enter(
-        &self,
-        file: &File,
-        opens: &mut Opens,
-        handle: Handle,
-        how: Use,
-    ) -> Result<u64> {
-        let (write, cached) = (handle.write, matches!(handle.mode, OpenMode::Cached { .. }));
-        let fh = self.handles.insert(handle).ok_or(NodeError::Posix(Errno::NFILE))?;
-        self.patterns.opened(fh, file.ino.0, how.pid);
-        opens.count += 1;
-        opens.writers += u32::from(write);
-        opens.handles.push(fh);
-        opens.now.enter(Shown { cached, remote: false });
-        Ok(fh)
     }
 
     /// Whether writes of an open go to the end of the file as the daemon knows it. The kernel may have
@@ -464,10 +441,6 @@ impl Node {
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
-        let plain = !write && how.flags & libc::O_DIRECT == 0;
-        if plain && !serves_writer && self.residency.suits_page_cache(location, record) {
-            return (OpenMode::Cached { keep: false }, None);
-        }
         match &location.place {
             Some(place) if place.presence.is_none() && !serves_writer => {
                 let promised = match write.then(|| self.promise_to_writer(file, location)) {
@@ -572,14 +545,6 @@ impl Node {
         })
     }
 
-    /// The kernel is about to close a handle: so its open has returned.
-    pub fn note_pages_dropped(&self, fh: u64) {
-        let Ok(handle) = self.handle(fh) else { return };
-        if let Some(number) = handle.pages_dropped {
-            self.residency.residents.pages_dropped(handle.file.ino.0, number);
-        }
-    }
-
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
@@ -670,6 +635,7 @@ impl Node {
 
     /// Access times follow reads as `relatime` does: when older than the last change or a day.
     fn note_access_time(&self, file: &File, record: &Record) {
+        const DAY: i64 = 24 * 3600;
         if self.config.keep_access_times {
             return;
         }
@@ -678,7 +644,9 @@ impl Node {
         let Some(place) = &location.place else { return };
         let Ok(stat) = place.object.stat() else { return };
         let (known, seen) = (record.attr.atime, stat.atime);
-        if seen > known && is_access_due(known, (record.attr.mtime, record.attr.ctime), seen) {
+        let stale =
+            known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;
+        if seen > known && stale {
             self.residency.note_access(file.ino, known, seen);
         }
     }

@@ -258,7 +258,6 @@ impl Node {
     }
 
     fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
-        self.residency.load(context, file)?;
         let location = file.location_for(context)?;
         let Some(place) = &location.place else {
             let found = match &location.base {

@@ -626,13 +626,9 @@ impl Residency {
             return;
         };
         let place = location.place.take();
-        let tier = &self.tiers[usize::from(resident.tier)].tier;
-        self.above.leave_readers_behind(&file, &|| match &place {
-            Some(place) => Some(place.object.clone()),
-            None => tier.open(ino.0).ok(),
-        });
         location.base = Underlay::backing();
         location.loaded = true;
+        let tier = &self.tiers[usize::from(resident.tier)].tier;
         if let Err(error) = tier.remove(ino.0) {
             tracing::debug!(%ino, %error, "a stale copy was gone already");
         }

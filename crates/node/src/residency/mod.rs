@@ -39,7 +39,6 @@ pub(crate) mod fetch;
 pub(crate) mod files;
 pub(crate) mod inode_alias;
 pub(crate) mod overlay;
-pub(crate) mod page_cache;
 pub(crate) mod prefetch;
 pub(crate) mod removals;
 pub(crate) mod residents;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_meta::{Fingerprint, Link, Record};
 use forebay_store::backing::Dir;
 use forebay_store::copy::Turns;
-use forebay_store::{Attributes, BackingFile, Bytes, Header, Object};
+use forebay_store::{Attributes, BackingFile, Bytes, Header};
 use forebay_types::Ino;
 
 use crate::cluster::peer_cache::{Deliver, SharedCopy};
@@ -141,10 +141,6 @@ pub(crate) trait AboveResidency: Send + Sync {
 
     /// A file is gone, or nothing is left of what it had; says whether parts of it were gone.
     fn forget_rest_gone(&self, ino: Ino) -> bool;
-
-    /// Another version takes the place of a file's object: whoever reads that through the page cache
-    /// keeps it.
-    fn leave_readers_behind(&self, file: &File, object: &dyn Fn() -> Option<Arc<dyn Object>>);
 
     /// The kernel may have written a file without the daemon, which takes its set-id bits away.
     fn look_for_lost_set_ids_later(&self, ino: Ino);

@@ -59,7 +59,6 @@ impl PassingRig {
             node.stop(std::time::Duration::from_secs(5));
         }
         rig.config.passthrough = Passthrough::ReadWrite;
-        rig.config.page_cache_bytes = 0;
         rig.start();
         let kernel = Arc::new(Passing::default());
         rig.node().attach_kernel(kernel.clone());

@@ -120,10 +120,6 @@ impl Tier for InterceptedTier {
         self.inner.tells_stores()
     }
 
-    fn keeps_access_times(&self) -> bool {
-        self.inner.keeps_access_times()
-    }
-
     fn usage(&self) -> Result<TierUsage> {
         self.ask(Operation::Usage)?;
         self.inner.usage()

@@ -203,9 +203,6 @@ impl Tier for VolatileTier {
     fn tells_stores(&self) -> bool {
         self.inner.tells_stores()
     }
-    fn keeps_access_times(&self) -> bool {
-        self.inner.keeps_access_times()
-    }
     fn usage(&self) -> Result<TierUsage> {
         self.inner.usage()
     }

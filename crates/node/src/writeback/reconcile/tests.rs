@@ -647,16 +647,16 @@ fn sync_when_another_worker_has_a_file_in_hand_then_does_not_say_that_programs_c
         config.backing_timeout = Duration::from_millis(100);
     });
     let ino = bench.write("file", b"1");
-    let held = bench.node.writeback.own(ino, Duration::ZERO).expect("nobody has it");
+    let held = bench.node.writeback().own(ino, Duration::ZERO).expect("nobody has it");
     let until = Instant::now() + Duration::from_secs(60);
     let synced =
-        bench.node.writeback.sync_subtree(Ino::ROOT, until, &mut |_| true).expect("it works");
+        bench.node.writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).expect("it works");
     drop(held);
     let [(path, why)] = &synced.failures[..] else { panic!("{synced:?}") };
     assert_eq!(path, b"file");
     assert!(why.contains("other work") && !why.contains("programs"), "{why}");
     let synced =
-        bench.node.writeback.sync_subtree(Ino::ROOT, until, &mut |_| true).expect("it works");
+        bench.node.writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).expect("it works");
     assert!(synced.complete, "{synced:?}");
 }
 
