@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::stuck::Before;
 
-/// The longest that one program may take; more than twice what the longest takes here.
-const LIMIT: Duration = Duration::from_secs(300);
+/// The longest that one program may take; more than four times what the longest takes here.
+const LIMIT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 /// For a program that was killed to be gone.
 const STUCK: Duration = Duration::from_secs(30);

@@ -389,7 +389,7 @@ metadata servers, while none of its nodes is mounted.";
 pub const FSCK_EXAMPLES: &str = "\
 Examples:
   forebay fsck /nvme/forebay
-  forebay fsck --rebuild /dev/shm/f /nvme/f
+  forebay fsck --rebuild --backing /lustre/project /dev/shm/f /nvme/f
   forebay fsck --config /etc/forebay/data.toml --repair
   forebay fsck --cluster file:/srv/forebay/address
 
