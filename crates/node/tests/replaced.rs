@@ -10,22 +10,18 @@ use forebay_store::decorators::Transparent;
 use rig::device::{Device, TierSyncs};
 use rig::{CONTEXT, MIB, Rig, noise};
 
-/// The object counts, as it was synced: nobody can tell that it is less than the new file was.
-#[test]
-fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_then_no_part_is_shown()
- {
+/// A rig whose backing store has a file `name`, and the device of its tier.
+fn rig_with_a_name() -> (Rig, Arc<Device>) {
     let device = Arc::new(Device::default());
     let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
     device.objects.set(rig.dir.join("tier0/objects")).unwrap();
     rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
     std::fs::write(rig.backing().join("name"), noise(1, 20_480)).unwrap();
-    rig.start();
-    let bytes = noise(2, 20_480);
-    let fh = rig.create("new");
-    rig.write(fh, 0, &bytes[..8192]);
-    rig.node().fsync(&CONTEXT, fh, false).unwrap();
-    rig.write(fh, 8192, &bytes[8192..]);
-    rig.node().release(fh);
+    (rig, device)
+}
+
+/// `new`, of these bytes, takes the name of the other, and the power fails: one of them is shown, whole.
+fn replace_and_cut_the_power(rig: &mut Rig, device: &Device, bytes: &[u8], what: &str) {
     let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     device.note_header();
@@ -34,7 +30,22 @@ fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_th
     std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
     rig.start();
     let shown = rig.get("name");
-    assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes", shown.len());
+    assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes, {what}", shown.len());
+}
+
+/// The object counts, as it was synced: nobody can tell that it is less than the new file was.
+#[test]
+fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_then_no_part_is_shown()
+ {
+    let (mut rig, device) = rig_with_a_name();
+    rig.start();
+    let bytes = noise(2, 20_480);
+    let fh = rig.create("new");
+    rig.write(fh, 0, &bytes[..8192]);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.write(fh, 8192, &bytes[8192..]);
+    rig.node().release(fh);
+    replace_and_cut_the_power(&mut rig, &device, &bytes, "grown");
 }
 
 /// As above, of what stood in the place of a hole; the hole was there at the sync, or in the version that the
@@ -42,11 +53,7 @@ fn file_that_grew_since_its_sync_when_it_replaces_another_and_the_power_fails_th
 #[test]
 fn file_whose_hole_was_filled_since_its_sync_when_it_replaces_another_then_no_part_is_shown() {
     for copied in [false, true] {
-        let device = Arc::new(Device::default());
-        let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
-        device.objects.set(rig.dir.join("tier0/objects")).unwrap();
-        rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
-        std::fs::write(rig.backing().join("name"), noise(1, 20_480)).unwrap();
+        let (mut rig, device) = rig_with_a_name();
         let bytes = noise(2, 20_480);
         if copied {
             use std::os::unix::fs::FileExt;
@@ -65,15 +72,7 @@ fn file_whose_hole_was_filled_since_its_sync_when_it_replaces_another_then_no_pa
         }
         rig.write(fh, 4096, &bytes[4096..8192]);
         rig.node().release(fh);
-        let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
-        rig.node().rename(&CONTEXT, from, to, 0).unwrap();
-        device.note_header();
-        rig.crash();
-        device.bring_back();
-        std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
-        rig.start();
-        let shown = rig.get("name");
-        assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes, {copied}", shown.len());
+        replace_and_cut_the_power(&mut rig, &device, &bytes, &format!("a copy: {copied}"));
     }
 }
 
@@ -98,11 +97,7 @@ fn file_cut_and_written_since_its_sync_when_it_replaces_another_then_no_part_is_
     };
     let ways: [TakeAway<'_>; 3] = [&emptied, &cut, &punched];
     for (way, take_away) in ways.iter().enumerate() {
-        let device = Arc::new(Device::default());
-        let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
-        device.objects.set(rig.dir.join("tier0/objects")).unwrap();
-        rig.by_tier = Some(Arc::new(TierSyncs(device.clone())));
-        std::fs::write(rig.backing().join("name"), noise(1, 20_480)).unwrap();
+        let (mut rig, device) = rig_with_a_name();
         rig.start();
         let bytes = noise(2, 20_480);
         let fh = rig.create("new");
@@ -112,14 +107,6 @@ fn file_cut_and_written_since_its_sync_when_it_replaces_another_then_no_part_is_
         device.note_bytes();
         rig.write(fh, 0, &bytes);
         rig.node().release(fh);
-        let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
-        rig.node().rename(&CONTEXT, from, to, 0).unwrap();
-        device.note_header();
-        rig.crash();
-        device.bring_back();
-        std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
-        rig.start();
-        let shown = rig.get("name");
-        assert!(shown == bytes || shown == noise(1, 20_480), "{} bytes, {way}", shown.len());
+        replace_and_cut_the_power(&mut rig, &device, &bytes, &format!("way {way}"));
     }
 }

@@ -22,12 +22,9 @@ impl Node {
             return;
         }
         // Also while no tier has any of its bytes.
-        let file = self.residency.files.peek(record.ino);
-        if let Some(file) = &file {
+        if let Some(file) = &self.residency.files.peek(record.ino) {
             file.attribute_changes.fetch_add(1, Ordering::SeqCst);
             file.privileged.store(is_privileged(record), Ordering::SeqCst);
-        }
-        if let Some(file) = &file {
             self.watch_set_ids(file, is_privileged(record));
         }
     }
