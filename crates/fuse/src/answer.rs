@@ -51,8 +51,7 @@ impl Answer {
             Answer::Lock(lock) => reply.lock(&lock),
             Answer::Kept(answer, kernel_grants) => {
                 answer.send(reply);
-                // From here on the kernel has it.
-                drop(kernel_grants);
+                kernel_grants.into_iter().for_each(KernelGrant::answered);
             }
         }
     }

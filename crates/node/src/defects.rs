@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_types::Ino;
 use prost::Message;
 
-use crate::lifecycle::hand_over::HandOverState;
+use crate::hand_over_state::HandOverState;
 use crate::node::Node;
 
 /// After such an end nothing is written back by itself for this long: should much of it end daemons,
@@ -59,6 +59,22 @@ pub struct SetAsideWork {
 pub(crate) struct Defects {
     known: HashSet<BackgroundWork>,
     started: Instant,
+}
+
+/// What is looked after by itself ([`BackgroundKind::Upkeep`]). Each can be done without for a while.
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    BackingPlace = 1,
+    MountsBelow = 2,
+    Strays = 3,
+    Unsettled = 4,
+    Memory = 5,
+    Missing = 6,
+    // By themselves, when there is something to do.
+    Restamp = 7,
+    Times = 8,
+    Statfs = 9,
+    Spills = 10,
 }
 
 impl Defects {

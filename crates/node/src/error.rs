@@ -3,6 +3,8 @@
 use std::io;
 
 use forebay_meta::Error as MetaError;
+use forebay_store::ErrorClass;
+use rustix::io::Errno;
 use forebay_store::StoreError;
 
 /// A failure of a node's operation.
@@ -92,4 +94,10 @@ impl From<io::Error> for NodeError {
     fn from(error: io::Error) -> Self {
         NodeError::Posix(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
     }
+}
+
+/// Whether an error says that an inode is not there any more.
+pub(crate) fn is_gone(error: &NodeError) -> bool {
+    matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))
+        || matches!(error, NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_)))
 }

@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use forebay_core::cluster::grants::Fact;
 
-use crate::cluster::LockOwner;
-use crate::lifecycle::hand_over::RemovedInode;
+use crate::hand_over_state::LockOwner;
+use crate::hand_over_state::RemovedInode;
 use crate::metrics::RefusalReason;
 
 /// The kernel as seen through the front.

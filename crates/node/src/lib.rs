@@ -16,6 +16,8 @@ mod context;
 mod defects;
 mod error;
 mod failpoints;
+mod hand_over_state;
+mod handles;
 #[cfg(test)]
 mod hot_path_tests;
 mod kernel;
@@ -31,15 +33,17 @@ mod report;
 mod requests;
 mod residency;
 mod seams;
+mod serving;
+mod stat;
 mod stream;
 mod trace;
 mod writeback;
 
 pub use clock::wall_time;
 pub use cluster::{
-    ClusterReport, ClusterTerms, InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockOwner,
-    LockRequest, Membership, NewTerms, NodeReport, Renaming, SafetyReport, Shown, Waited,
-    check_cluster, cluster_terms, look_at_cluster, set_cluster_terms,
+    ClusterReport, ClusterTerms, InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockRequest,
+    NewTerms, NodeReport, Renaming, SafetyReport, Shown, Waited, cluster_terms, look_at_cluster,
+    set_cluster_terms,
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
@@ -59,24 +63,26 @@ pub use forebay_meta::{
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
 pub use forebay_types::{FileKind, Ino, Timestamp};
+pub use handles::{OpenMode, Opened};
 pub use lifecycle::check::{CheckRequest, Checked, accept_store, check};
-pub use requests::handle::{OpenMode, Opened};
+pub use lifecycle::check_cluster::check_cluster;
 pub use residency::Residency;
 pub use residency::aside::{LostChanges, Named};
 pub use residency::inode_alias::{node_id, of_node_id};
 
-pub use kernel::Kernel;
-pub use lifecycle::hand_over::{
-    HandOverState, HandleMode, OpenHandle, RemovedInode, ResidentObject,
+pub use hand_over_state::{
+    HandOverState, HandleMode, LockOwner, Membership, OpenHandle, RemovedInode, ResidentObject,
 };
+pub use kernel::Kernel;
 pub use lifecycle::members::check_tiers;
-pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
+pub use namespace::paths::{Coverage, Whereabouts};
+pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Statfs};
 pub use node::Node;
 pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use pool::{Pool, Refused, Urgency};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use requests::hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};
-pub use requests::paths::{Coverage, Whereabouts};
+pub use stat::Stat;
 pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};
 pub use writeback::import::Looked;

@@ -25,8 +25,8 @@ use rustix::process::{Pid, getpgid};
 pub use report::{PatternRow, PatternTask, Patterns, SimilarTasks};
 
 use crate::error::{NodeError, Result};
+use crate::handles::Handle;
 use crate::node::Node;
-use crate::requests::handle::Handle;
 use tasks::Tasks;
 
 /// Bytes of a block, and blocks of a row.

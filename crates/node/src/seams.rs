@@ -9,7 +9,6 @@ use forebay_store::backing::Dir;
 use forebay_store::{Attributes, BackingFile, Header};
 use forebay_types::Ino;
 
-use crate::cluster::peer_cache::{Deliver, SharedCopy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -18,6 +17,7 @@ use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
 use crate::residency::residents::Resident;
 use crate::residency::seams::{AboveResidency, NoPeers, Peers};
+use crate::residency::seams::{Deliver, SharedCopy};
 use crate::writeback::seams::{AboveWriteback, WorkRights};
 
 /// The node, which lives as long as anybody asks.

@@ -1,8 +1,7 @@
 //! The direction of calls between the rooms of `forebay-node`: a room calls methods of the node that
 //! lie in its own room or in one below it.
 //!
-//! The rooms were one heap of files once, and some calls still go upwards. They are counted here, for
-//! each pair of rooms; none may be added, and whoever takes one away lowers the number.
+//! The same holds for what a room names: types, functions, constants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,22 +10,31 @@ use crate::repository::Repository;
 
 const SOURCES: &str = "crates/node/src/";
 
-/// The rooms and their levels, from the lowest up.
-const ROOMS: &[(&str, u8)] = &[
-    ("residency", 0),
-    ("writeback", 1),
-    ("cluster", 2),
-    ("namespace", 3),
-    ("requests", 3),
-    ("stream", 3),
-    ("lifecycle", 4),
+/// The rooms, from the lowest up.
+const ROOMS: &[&str] = &[
+    "residency",
+    "writeback",
+    "cluster",
+    "stream",
+    "namespace",
+    "requests",
+    "serving",
+    "lifecycle",
 ];
 
 /// Rooms that have an owner of their own, and do not know the node.
 const OWNED: &[&str] = &["residency", "writeback"];
 
-/// How many calls go upwards from one room to another.
-const UPWARDS: &[(&str, &str, usize)] = &[("cluster", "namespace", 2), ("cluster", "requests", 12)];
+/// What a file of a lower room may name of higher ones: a file in use has a part for each owner, into
+/// which nobody else looks.
+const PARTS: (&str, &[&str]) = (
+    "crates/node/src/residency/files.rs",
+    &["writeback::file::FileInWriteback", "cluster::FileInCluster", "namespace::set_ids::SetIds"],
+);
+
+fn level(room: &str) -> Option<usize> {
+    ROOMS.iter().position(|name| *name == room)
+}
 
 /// The files of the rooms: room, path, and the text without comments and tests.
 fn files(repository: &Repository) -> Vec<(&'static str, &str, String)> {
@@ -34,7 +42,7 @@ fn files(repository: &Repository) -> Vec<(&'static str, &str, String)> {
     sources
         .filter_map(|(path, text)| {
             let (room, _) = path.strip_prefix(SOURCES)?.split_once('/')?;
-            let (room, _) = ROOMS.iter().find(|(name, _)| *name == room)?;
+            let room = ROOMS.iter().find(|name| **name == room)?;
             let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
             let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
             Some((*room, path, lines.collect::<Vec<_>>().join("\n")))
@@ -80,10 +88,23 @@ fn called(code: &str) -> Vec<String> {
     found
 }
 
-/// No call goes upwards that is not counted.
+/// What of higher rooms a file of a room names, after `crate::`.
+fn named_above<'a>(room: &str, path: &str, code: &'a str) -> Vec<&'a str> {
+    let paths = code.split("crate::").skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
+        &rest[..end.unwrap_or(rest.len())]
+    });
+    let is_above = |named: &&str| {
+        let of = named.split("::").next().unwrap_or(named);
+        let is_part = path == PARTS.0 && PARTS.1.contains(named);
+        level(of) > level(room) && !is_part
+    };
+    paths.filter(is_above).collect()
+}
+
+/// No call goes upwards, and nothing above is named.
 pub fn direction(repository: &Repository) -> Vec<Finding> {
     let files = files(repository);
-    let level = |room: &str| ROOMS.iter().find(|(name, _)| *name == room).map_or(0, |it| it.1);
     let mut homes: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (room, _, code) in &files {
         for method in methods(code) {
@@ -91,8 +112,11 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
         }
     }
     let mut findings = Vec::new();
-    let mut upwards: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for (room, path, code) in &files {
+        for named in named_above(room, path, code) {
+            let message = format!("{named} lies in a room above {room}");
+            findings.push(Finding::of(*path, message));
+        }
         if OWNED.contains(room) {
             if code.contains("crate::node") {
                 let message =
@@ -107,25 +131,10 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
                 continue;
             }
             let Some(home) = homes.get(&name).filter(|homes| homes.len() == 1) else { continue };
-            let Some(home) = home.first().filter(|home| level(home) > level(room)) else {
-                continue;
-            };
-            upwards.entry((room, home)).or_default().push(format!("{name} in {path}"));
-        }
-    }
-    let pairs: BTreeSet<_> =
-        upwards.keys().copied().chain(UPWARDS.iter().map(|(from, to, _)| (*from, *to))).collect();
-    for (from, to) in pairs {
-        let now = upwards.get(&(from, to)).map_or(0, Vec::len);
-        let known = UPWARDS.iter().find(|it| (it.0, it.1) == (from, to)).map_or(0, |it| it.2);
-        if now > known {
-            let all = upwards.get(&(from, to)).map(|all| all.join(", ")).unwrap_or_default();
-            let message = format!("{now} calls go up to {to}, not {known}: {all}");
-            findings.push(Finding::of(format!("{SOURCES}{from}"), message));
-        } else if now < known {
-            let message =
-                format!("only {now} calls go from {from} up to {to}: say so, not {known}");
-            findings.push(Finding::of("xtask/src/tidy/calls.rs", message));
+            if let Some(home) = home.first().filter(|home| level(home) > level(room)) {
+                let message = format!("{name} is called, which lies in a room above: {home}");
+                findings.push(Finding::of(*path, message));
+            }
         }
     }
     findings
@@ -142,13 +151,24 @@ mod tests {
         let of = |low: &str, high: &str| {
             let files =
                 [("crates/node/src/stream/a.rs", low), ("crates/node/src/lifecycle/b.rs", high)];
-            let all = direction(&Repository::of(&files));
-            all.into_iter().filter(|it| it.message.contains("in crates")).collect::<Vec<_>>()
+            direction(&Repository::of(&files))
         };
         let found = of(low, high);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].message.contains("high in crates/node/src/stream/a.rs"));
+        assert!(found[0].message.contains("high is called"));
         assert!(of("impl Node {\n    fn low(&self) {}\n}\n", high).is_empty());
         assert!(of(&low.replace("self.high", "// self.high"), high).is_empty());
+    }
+    #[test]
+    fn name_when_it_lies_above_then_found_but_for_the_parts_of_a_file() {
+        let of = |path: &str, code: &str| direction(&Repository::of(&[(path, code)]));
+        let uses = "use crate::requests::open::Use;\nuse crate::clock;\n";
+        let found = of("crates/node/src/cluster/a.rs", uses);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].message.contains("requests::open::Use"));
+        assert!(of("crates/node/src/serving/a.rs", uses).is_empty());
+        let part = "use crate::cluster::FileInCluster;\n";
+        assert!(of(PARTS.0, part).is_empty());
+        assert_eq!(of("crates/node/src/residency/a.rs", part).len(), 1);
     }
 }

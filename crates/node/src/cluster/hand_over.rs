@@ -7,88 +7,28 @@
 //! supervisor has seen its end, or it has handed over.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::cluster::locks::Family;
-use forebay_core::cluster::redundancy::Redundancy;
 use forebay_meta::{Incarnation, Ownership};
+use forebay_peer::Service;
 use forebay_types::Ino;
-use prost::Message;
 
 use super::locks::Owner;
-use super::{Cluster, LockRequest, Remote, Waited};
+use super::{Cluster, LockRequest, Waited};
 use crate::error::Result;
-use crate::lifecycle::hand_over::{HandOverState, OpenHandle};
+use crate::hand_over_state::{HandOverState, LockOwner, Membership, OpenHandle};
+use crate::handles::{Handle, OpenMode, Remote};
 use crate::node::Node;
-use crate::requests::handle::{Handle, OpenMode};
 use crate::residency::files::FileRef;
 use crate::residency::inode_alias::Use as Shown;
 
-/// Which node of a cluster a daemon is.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Membership {
-    /// Its number.
-    #[prost(uint32, tag = "1")]
-    pub node: u32,
-    /// Its start.
-    #[prost(uint64, tag = "2")]
-    pub epoch: u64,
-    /// Where it listens for other nodes; empty if it does not.
-    #[prost(string, tag = "3")]
-    pub listens: String,
-    /// How many replicas of a metadata server confirm a change; not known of earlier versions.
-    #[prost(uint32, optional, tag = "4")]
-    pub replicas: Option<u32>,
-    /// What other nodes keep of what is written here.
-    #[prost(string, tag = "5")]
-    pub redundancy: String,
-}
-
-/// Somebody who may have locks of a file, and a handle through which he took some.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct LockOwner {
-    /// The inode number.
-    #[prost(uint64, tag = "1")]
-    pub ino: u64,
-    /// The handle.
-    #[prost(uint64, tag = "2")]
-    pub fh: u64,
-    /// The kernel's number of him.
-    #[prost(uint64, tag = "3")]
-    pub owner: u64,
-    /// By `flock`, not by `fcntl`.
-    #[prost(bool, tag = "4")]
-    pub whole: bool,
-}
-
-impl Membership {
-    pub(crate) fn incarnation(&self) -> Option<Incarnation> {
-        let node = u16::try_from(self.node).ok()?;
-        Some(Incarnation { node, epoch: self.epoch })
-    }
-
-    /// What was agreed on when it was mounted, as far as that is known.
-    #[must_use]
-    pub fn agreed(&self) -> Option<(u32, Redundancy)> {
-        self.replicas.zip(self.redundancy.parse().ok())
-    }
-}
-
-impl LockOwner {
-    fn new(ino: Ino, fh: u64, family: Family, owner: u64) -> Self {
-        LockOwner { ino: ino.0, fh, owner, whole: family == Family::Whole }
-    }
-
-    fn family(&self) -> Family {
-        if self.whole { Family::Whole } else { Family::Ranges }
-    }
-}
-
 impl Cluster {
     /// Whether it does nothing for others at the moment.
-    pub(super) fn is_at_rest(&self) -> bool {
+    pub(crate) fn is_at_rest(&self) -> bool {
         self.resting.load(Ordering::Acquire)
     }
 
@@ -137,12 +77,12 @@ impl Node {
         ended && cluster.workers.rest(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes [`Node::rest_in_cluster`] back.
-    pub(crate) fn go_on_in_cluster(&self) {
+    /// Takes [`Node::rest_in_cluster`] back; `service` does what other nodes ask.
+    pub(crate) fn go_on_in_cluster(&self, service: Arc<dyn Service>) {
         let Some(cluster) = &self.cluster else { return };
         cluster.kernel_grants.go_on();
         if cluster.resting.swap(false, Ordering::AcqRel) {
-            if let Err(error) = self.start_peers() {
+            if let Err(error) = self.start_peers(service) {
                 tracing::error!(%error, "other nodes can't talk to this one any more");
             }
             self.start_cluster_life();
@@ -254,7 +194,7 @@ impl Node {
         let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: true };
         opens.adopt(handle.alias, how, None, 0)?;
         opens.handles.push(open.fh);
-        file.remote_opens.fetch_add(1, Ordering::AcqRel);
+        file.cluster.remote_opens.fetch_add(1, Ordering::AcqRel);
         if opens.count == 1 {
             let object = file.ino;
             self.residency.decide_later(forebay_core::steward::Event::Busy { object });

@@ -16,9 +16,9 @@ use rustix::io::Errno;
 
 use crate::error::Result;
 use crate::kernel::Kernel;
-use crate::namespace::Stat;
 use crate::node::Node;
 use crate::residency::inode_alias::node_id;
+use crate::stat::Stat;
 
 /// What the kernel may have.
 pub(crate) struct KernelGrants {
@@ -94,6 +94,7 @@ impl KernelGrants {
                     facts,
                     moved: None,
                     put_off: false,
+                    noted: false,
                 });
             }
         }
@@ -130,6 +131,7 @@ impl KernelGrants {
             facts,
             moved,
             put_off: false,
+            noted: false,
         });
         Ok((grant, forget))
     }
@@ -180,7 +182,8 @@ impl LeaseBasis {
     }
 }
 
-/// What the kernel is told of one partition and may keep. To be dropped when it was told.
+/// What the kernel is told of one partition and may keep: to be [`KernelGrant::answered`]. One of which
+/// nobody says so counts as answered when it goes, for the kernel may have the answer.
 pub struct KernelGrant {
     kernel_grants: Arc<KernelGrants>,
     key: (u16, u64),
@@ -189,6 +192,8 @@ pub struct KernelGrant {
     moved: Option<(u64, Box<[u8]>)>,
     /// It is not moved yet.
     put_off: bool,
+    /// It was noted that the kernel was told.
+    noted: bool,
 }
 
 impl KernelGrant {
@@ -202,10 +207,15 @@ impl KernelGrant {
     pub fn attributes_valid(&self) -> Duration {
         self.valid(0)
     }
-}
+    /// The answer was sent: from here on the kernel has it.
+    pub fn answered(mut self) {
+        self.note();
+    }
 
-impl Drop for KernelGrant {
-    fn drop(&mut self) {
+    fn note(&mut self) {
+        if std::mem::replace(&mut self.noted, true) {
+            return;
+        }
         let now = self.kernel_grants.now();
         let mut grants = self.kernel_grants.grants.lock();
         if !self.facts.is_empty() {
@@ -216,6 +226,12 @@ impl Drop for KernelGrant {
             Some((dir, name)) => grants.moved(*dir, name),
             None => {}
         }
+    }
+}
+
+impl Drop for KernelGrant {
+    fn drop(&mut self) {
+        self.note();
     }
 }
 
@@ -302,7 +318,7 @@ impl Batches {
 /// Names that the kernel is about to move.
 #[derive(Default)]
 pub struct Renaming {
-    /// To be dropped when the kernel was told that it can.
+    /// To be answered when the kernel was told that it can.
     pub kernel_grants: Vec<KernelGrant>,
     forget: Vec<Fact>,
 }
@@ -311,7 +327,10 @@ impl Renaming {
     /// The call has to wait, and is begun once more from the beginning: the kernel need not look names
     /// up for that, as it does so once for each call.
     pub fn put_off(mut self) {
-        self.kernel_grants.iter_mut().for_each(|grant| grant.put_off = true);
+        for mut grant in self.kernel_grants.drain(..) {
+            grant.put_off = true;
+            grant.answered();
+        }
     }
 }
 

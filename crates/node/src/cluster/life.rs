@@ -10,14 +10,15 @@ use forebay_core::cluster::{Epoch, NodeId};
 use forebay_core::unit::Tick;
 use forebay_meta::{BootInstant, Incarnation, Member, Teller};
 use forebay_types::Ino;
+use rustix::io::Errno;
 
 use super::Cluster;
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::node::Node;
 
 /// Between two heartbeats.
-pub(super) const BEAT: Duration = Duration::from_secs(1);
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
 /// Between two looks whether one is due.
 const PULSE: Duration = Duration::from_millis(20);
 /// Between two looks for recalls.
@@ -57,12 +58,12 @@ impl Cluster {
     }
 
     /// Whether an incarnation must not write any more: files were taken over from it.
-    pub(super) fn is_expelled(&self, who: Incarnation) -> bool {
+    pub(crate) fn is_expelled(&self, who: Incarnation) -> bool {
         self.seen.lock().expelled.get(&who.node) == Some(&who.epoch)
     }
 
     /// Whether another incarnation has followed one, as far as this node knows.
-    pub(super) fn has_followed(&self, who: Incarnation) -> bool {
+    pub(crate) fn has_followed(&self, who: Incarnation) -> bool {
         self.seen.lock().sign(who.node).is_some_and(|sign| sign.epoch.0 > who.epoch)
     }
 
@@ -198,6 +199,14 @@ impl Node {
         let members = self.meta.members()?;
         cluster.saw(asked, &members);
         Ok(members)
+    }
+
+    /// Refuses what is not this node's to do any more.
+    pub(crate) fn check_fence(&self) -> Result<()> {
+        match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
+            true => Err(NodeError::Posix(Errno::STALE)),
+            false => Ok(()),
+        }
     }
 
     /// Refuses a change of the namespace that is not this node's to make any more.

@@ -375,11 +375,6 @@ impl Node {
         Ok(())
     }
 
-    /// Whether a close of this handle has nothing to settle: nobody writes through it.
-    pub fn closes_freely(&self, fh: u64) -> bool {
-        self.is_clustered() && self.handle(fh).is_ok_and(|handle| !handle.write)
-    }
-
     /// A process has closed a file: its locks of ranges go, whichever of its handles it was.
     ///
     /// # Errors

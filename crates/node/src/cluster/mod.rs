@@ -9,26 +9,25 @@
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
 //! backing store; files that a dead node owned wait for its return.
 
-mod admission;
-mod check;
 mod deadlock;
-mod forwarding;
+pub(crate) mod faults;
+mod file;
+pub(crate) mod forwarding;
 mod hand_over;
 mod kernel_grants;
-mod life;
+pub(crate) mod life;
 mod lock_record;
 mod locks;
-mod moved;
+pub(crate) mod moved;
 mod nodes;
 mod orders;
 mod pages;
 pub(crate) mod peer_cache;
-mod peers;
+pub(crate) mod peers;
 mod recalls;
-mod redundancy;
-mod replay_cache;
-mod serve;
-mod sources;
+pub(crate) mod redundancy;
+pub(crate) mod replay_cache;
+pub(crate) mod sources;
 mod terms;
 mod versions;
 mod work;
@@ -48,20 +47,17 @@ use parking_lot::Mutex;
 
 use crate::config::ClusterConfig;
 use crate::error::{NodeError, Result};
+use crate::hand_over_state::Membership;
 use crate::node::Node;
 use crate::pool::Pool;
 
-pub(crate) use admission::{admit, note_secret, unbind, unbound};
-pub use check::check_cluster;
-pub(crate) use forwarding::Remote;
-pub use hand_over::{LockOwner, Membership};
+pub(crate) use file::FileInCluster;
 pub use kernel_grants::{KernelGrant, LeaseBasis, Renaming, Shown};
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 pub(crate) use pages::Seen;
-pub(crate) use peer_cache::SharedCopy;
 use peers::Peers;
-pub(crate) use redundancy::{Begun, REDUNDANCY};
+pub(crate) use redundancy::REDUNDANCY;
 pub use redundancy::{Kept, SafetyReport};
 pub use terms::{
     ClusterReport, ClusterTerms, NewTerms, cluster_terms, look_at_cluster, set_cluster_terms,
@@ -73,9 +69,14 @@ const WORKERS: usize = 8;
 /// Requests of other nodes that may wait for such a thread.
 const MAX_RECALLS: usize = 1024;
 /// Where a tier notes whose files it holds.
-const BOUND: &str = "cluster";
+pub(crate) const BOUND: &str = "cluster";
 /// The setting by which namespaces are told apart.
-const IDENTITY: &str = "cluster.identity";
+pub(crate) const IDENTITY: &str = "cluster.identity";
+
+/// What tells the secret of the nodes from others, without telling it.
+pub(crate) const SECRET: &str = "cluster.secret";
+/// In its place where nodes talk without one.
+pub(crate) const NO_SECRET: &str = "off";
 
 /// This node's part in its cluster.
 pub(crate) struct Cluster {
@@ -157,6 +158,16 @@ impl Cluster {
             kernel_grants: kernel_grants::KernelGrants::new(),
             peers: OnceLock::new(),
         }
+    }
+
+    /// Which start of this node it is.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.me.epoch
+    }
+
+    /// How long others are waited for.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.config.timeout
     }
 
     /// Whether this node may not write any more, as another has taken its place.

@@ -21,7 +21,7 @@ use prost::Message;
 use crate::node::Node;
 
 /// Names of directories mean something else than before.
-pub(super) const MOVED: u32 = 48;
+pub(crate) const MOVED: u32 = 48;
 /// Another node is waited for so long: beyond it, only a program there that was not run for as long
 /// can see the old name, and its kernel keeps it for a few seconds.
 const WITHIN: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ impl Node {
     }
 
     /// Another node has renamed directories.
-    pub(super) fn forget_moved(&self, bytes: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn forget_moved(&self, bytes: &[u8]) -> Result<(), Fault> {
         let moved = Moved::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let Some(kernel) = self.kernel.get() else { return Ok(()) };
         let fact = |name: Name| Fact::Name(name.dir, name.name.into());

@@ -12,8 +12,8 @@ use forebay_meta::Record;
 use forebay_types::{Fingerprint, Ino};
 use parking_lot::Mutex;
 
+use crate::handles::{Handle, OpenMode};
 use crate::node::Node;
-use crate::requests::handle::{Handle, OpenMode};
 use crate::residency::files::File;
 
 const SHARDS: usize = 64;
@@ -87,8 +87,8 @@ impl Node {
     /// of it. The caller has the location in hand and has compared versions ([`Node::match_version`]).
     pub(crate) fn keeps_pages(&self, file: &File, record: &Record, alias: u8) -> (bool, Seen) {
         let Some(cluster) = &self.cluster else { return (true, Seen::default()) };
-        let replaced = file.pages_replaced.load(Ordering::Acquire);
-        if file.remote_opens.load(Ordering::Acquire) > 0 {
+        let replaced = file.cluster.pages_replaced.load(Ordering::Acquire);
+        if file.cluster.remote_opens.load(Ordering::Acquire) > 0 {
             return (false, Seen::default());
         }
         let unreported = record.dirty && cluster.is_mine(record);
@@ -124,14 +124,14 @@ impl Node {
         }
         let file = &handle.file;
         // Whoever replaces bytes says so first, and takes away then what was noted.
-        let same = || file.pages_replaced.load(Ordering::Acquire) == handle.seen.replaced;
+        let same = || file.cluster.pages_replaced.load(Ordering::Acquire) == handle.seen.replaced;
         cluster.pages.note(file.ino, (handle.alias, version), same);
     }
 
     /// Bytes of a file were replaced, and not by the kernel: it may have pages of older ones.
     pub(crate) fn pages_replaced(&self, file: &File) {
         let Some(cluster) = &self.cluster else { return };
-        file.pages_replaced.fetch_add(1, Ordering::AcqRel);
+        file.cluster.pages_replaced.fetch_add(1, Ordering::AcqRel);
         cluster.pages.shard(file.ino).lock().remove(&file.ino.0);
     }
 

@@ -15,8 +15,8 @@ use forebay_types::{Fingerprint, Ino};
 use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::serve::fault;
-use super::sources::{self, AT_A_TIME, Extents, SourceAt};
+use super::faults::fault;
+use super::sources::{self, AT_A_TIME, SourceAt};
 use super::{Cluster, Peers};
 use crate::error::Result;
 use crate::metrics::Source;
@@ -24,6 +24,7 @@ use crate::node::Node;
 use crate::residency::data_location::TierObject;
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
+use crate::residency::seams::{Deliver, Extents, SharedCopy};
 
 /// How long another node may take for one extent. One that is gone is noticed sooner, by its
 /// connection.
@@ -51,27 +52,11 @@ pub(super) fn version_of(print: &Fingerprint) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// A version of a file that nodes read from each other, in extents of one length.
-pub(crate) struct SharedCopy {
-    of: Extents,
-    /// The file comes as one, and what is here of it can be lent only when it is there as a whole.
-    at_once: bool,
-}
-
 impl SharedCopy {
     fn part(&self, indexes: Vec<u64>) -> Extents {
         Extents { indexes, ..self.of.clone() }
     }
-
-    /// The same, to be had as one; whoever gets it says so by [`Node::announce`] or
-    /// [`Node::renounce`].
-    pub(crate) fn at_once(self) -> Self {
-        SharedCopy { at_once: true, ..self }
-    }
 }
-
-/// Takes the bytes of a range, and from where they came; false if there is no room for more.
-pub(crate) type Deliver<'a> = &'a mut dyn FnMut(Range<u64>, &[u8], Source) -> Result<bool>;
 
 impl Node {
     fn talking(&self) -> Option<(&Cluster, &Peers)> {
@@ -293,7 +278,7 @@ impl Node {
     ///
     /// They are read while nobody can change them, not when they are sent: what is sent later, by
     /// `sendfile` say, may be of another version by then.
-    pub(super) fn read_for_peer(
+    pub(crate) fn read_for_peer(
         &self,
         ino: Ino,
         version: u64,
@@ -314,7 +299,7 @@ impl Node {
     }
 
     /// What there is of a clean copy, for another node.
-    pub(super) fn presence_for_peer(
+    pub(crate) fn presence_for_peer(
         &self,
         ino: Ino,
         version: u64,

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use forebay_meta::Member;
 use forebay_peer::transport::Ways;
 use forebay_peer::{
-    Address, Client, ClientConfig, ClusterSecret, Identity, Limits, Security, Server,
+    Address, Client, ClientConfig, ClusterSecret, Identity, Limits, Security, Server, Service,
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::admission::NO_SECRET;
-use super::serve::Serve;
+use super::NO_SECRET;
 use super::sources::DirectoryNode;
 use super::{Cluster, identity_of};
 use crate::config::PeerConfig;
@@ -118,7 +117,7 @@ impl Peers {
     }
 
     /// Ends what others do here, and lets nobody begin anything.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         // Not under the lock: what is under way here may want to talk to others.
         let server = self.server.lock().take();
         if let Some(mut server) = server {
@@ -143,11 +142,11 @@ impl Cluster {
 }
 
 impl Node {
-    /// Listens for other nodes, if that was asked for.
+    /// Listens for other nodes, if that was asked for; `service` does what they ask.
     ///
     /// # Errors
     /// A secret that can't be used, an address that can't be listened on.
-    pub(crate) fn start_peers(&self) -> Result<()> {
+    pub(crate) fn start_peers(&self, service: Arc<dyn Service>) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let Some(config) = &cluster.config.peers else { return Ok(()) };
         let wrong = |error: forebay_peer::Error| {
@@ -161,7 +160,6 @@ impl Node {
         }
         let Some(peers) = cluster.peers.get() else { return Ok(()) };
         let wanted = address_of(&config.listen).map_err(wrong)?;
-        let service = Arc::new(Serve::of(self.this.clone()));
         let mut server =
             Server::start(service, peers.me.clone(), Limits::default()).map_err(wrong)?;
         // Others know the daemon before this one by its address.
@@ -212,7 +210,7 @@ fn security(config: &PeerConfig) -> Result<Security> {
 }
 
 /// What tells this node's secret from others, and a second one's.
-pub(super) fn fingerprints(config: &PeerConfig) -> Result<(String, Option<String>)> {
+pub(crate) fn fingerprints(config: &PeerConfig) -> Result<(String, Option<String>)> {
     Ok(match secrets(config)? {
         Some((own, other)) => (own.fingerprint(), other.map(|other| other.fingerprint())),
         None => (NO_SECRET.into(), None),

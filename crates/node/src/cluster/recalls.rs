@@ -38,7 +38,7 @@ impl Node {
     ///
     /// # Errors
     /// `EHOSTDOWN` if the owner is dead; `EBUSY` if it does not do it in time; what it says.
-    pub(super) fn ask_owner(
+    pub(crate) fn ask_owner(
         &self,
         cluster: &Cluster,
         ino: Ino,
@@ -150,7 +150,7 @@ impl Node {
 
     /// As [`Node::handle_recall`] with the request for a file, but for one that programs here can write:
     /// false at once.
-    pub(super) fn give_up_unused(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
+    pub(crate) fn give_up_unused(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
         match self.handle_recall(cluster, ino, RecallAim::Ownership, false) {
             Err(NodeError::Posix(Errno::BUSY)) => Ok(false),
             done => done.map(|()| true),
@@ -159,7 +159,7 @@ impl Node {
 
     /// Writes a file back that another node wants, and gives it up if that is wanted; `EBUSY` if
     /// programs here can write it, after some timeout with them if there is to be any.
-    pub(super) fn handle_recall(
+    pub(crate) fn handle_recall(
         &self,
         cluster: &Cluster,
         ino: Ino,

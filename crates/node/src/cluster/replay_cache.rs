@@ -17,13 +17,13 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Cluster;
+use super::faults::{asker, same_epoch};
 use super::forwarding::{errno, within};
-use super::serve::{asker, same_epoch};
 use crate::error::Result;
 use crate::node::Node;
 
 /// Opens a session, or tells what was given up.
-pub(super) const SETTLE: u32 = 17;
+pub(crate) const SETTLE: u32 = 17;
 /// The longest answer to that, in bytes.
 const SETTLED: u32 = 64;
 /// For how long an owner is told that a call was given up, before its program is answered. Else it is
@@ -55,7 +55,7 @@ struct GivenUp {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Settled {
+pub(crate) struct Settled {
     /// The session that was opened.
     #[prost(uint64, tag = "1")]
     session: u64,
@@ -142,7 +142,7 @@ impl ReplayCache {
 }
 
 /// A change of a file that its owner is asked for, perhaps several times.
-pub(super) struct Asking<'a> {
+pub(crate) struct Asking<'a> {
     node: &'a Node,
     ino: Ino,
     /// Twice is not once, not even if nothing was asked for in between.
@@ -153,12 +153,12 @@ pub(super) struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    pub(super) fn new(node: &'a Node, ino: Ino, once: bool) -> Self {
+    pub(crate) fn new(node: &'a Node, ino: Ino, once: bool) -> Self {
         Asking { node, ino, once, turn: None, doubt: false }
     }
 
     /// Asks the owner; `None` if it does not own the file, or can't be asked, or has not answered.
-    pub(super) fn ask<T>(
+    pub(crate) fn ask<T>(
         &mut self,
         owner: Incarnation,
         until: Instant,
@@ -237,7 +237,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Gives it up, or says what came of it. It must not be done here either if the owner may have.
-    pub(super) fn close<T>(mut self, done: Result<Option<T>>) -> Result<Option<T>> {
+    pub(crate) fn close<T>(mut self, done: Result<Option<T>>) -> Result<Option<T>> {
         let doubt = self.doubt && !matches!(done, Ok(Some(_)));
         if let (Some(cluster), Some((owner, _)), true) = (&self.node.cluster, self.turn, doubt) {
             self.leave(cluster);
@@ -294,7 +294,7 @@ impl Node {
 
     /// Tells an owner which calls about a file were given up, if there are any; whether it knows, and
     /// none of them is under way.
-    pub(super) fn tell_given_up(
+    pub(crate) fn tell_given_up(
         &self,
         cluster: &Cluster,
         owner: Incarnation,
@@ -314,7 +314,7 @@ impl Node {
     }
 
     /// Carries out what another node asks for, unless that was done or is too late.
-    pub(super) fn in_turn(
+    pub(crate) fn in_turn(
         &self,
         cluster: &Cluster,
         call: &Call,
@@ -355,7 +355,7 @@ impl Node {
     }
 
     /// Opens a session for another node, or hears what it has given up.
-    pub(super) fn settle_with(
+    pub(crate) fn settle_with(
         &self,
         cluster: &Cluster,
         call: &Call,

@@ -24,13 +24,14 @@ use super::Cluster;
 use super::peer_cache::version_of;
 use crate::error::Result;
 use crate::node::Node;
+use crate::residency::seams::Extents;
 
 /// Where are extents to be read?
-pub(super) const WANT: u32 = 1;
+pub(crate) const WANT: u32 = 1;
 /// Extents are here now.
-pub(super) const HAVE: u32 = 2;
+pub(crate) const HAVE: u32 = 2;
 /// Extents could not be read where that was said.
-pub(super) const FAILED: u32 = 3;
+pub(crate) const FAILED: u32 = 3;
 
 /// How long somebody may take to read an extent before another one does.
 const LEASE: Duration = Duration::from_secs(20);
@@ -46,24 +47,6 @@ const ASKED: usize = 16;
 const NAMED: usize = 4;
 /// Files of which a directory node remembers to have asked.
 const REMEMBERED: usize = 1 << 16;
-
-/// Extents of a version of a file.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Extents {
-    #[prost(fixed64, tag = "1")]
-    pub ino: u64,
-    #[prost(fixed64, tag = "2")]
-    pub version: u64,
-    /// The length of the file, in bytes.
-    #[prost(uint64, tag = "3")]
-    pub size: u64,
-    /// The length of an extent, in bytes.
-    #[prost(uint64, tag = "4")]
-    pub unit: u64,
-    /// Which ones, by their numbers in the file.
-    #[prost(uint64, repeated, tag = "5")]
-    pub indexes: Vec<u64>,
-}
 
 impl Extents {
     /// Where an extent lies in the file.
@@ -219,7 +202,7 @@ fn directory_node_of(ino: u64, nodes: &[u16]) -> Option<u16> {
 
 impl Node {
     /// Another node asks the directory node of a file.
-    pub(super) fn answer_about_sources(
+    pub(crate) fn answer_about_sources(
         &self,
         cluster: &Cluster,
         asker: u16,

@@ -12,7 +12,7 @@ use forebay_meta::{
     members_of, node_statuses_of, settings_of,
 };
 
-use super::admission::SECRET;
+use super::SECRET;
 use super::life::BEAT;
 use super::nodes::NodeReport;
 use super::{identity_of, peers};

@@ -69,7 +69,7 @@ impl Node {
 
     /// Whether nothing of a file can be shown here: another node has it, and the backing store has no
     /// version of it.
-    pub(super) fn is_out_of_reach(&self, record: &Record) -> bool {
+    pub(crate) fn is_out_of_reach(&self, record: &Record) -> bool {
         let published = record.backing.fingerprint.is_some();
         self.is_elsewhere(record) && !published && record.is_behind()
     }
@@ -99,7 +99,7 @@ impl Node {
         {
             return Ok(());
         }
-        let mut shown = file.shown.lock();
+        let mut shown = file.cluster.shown.lock();
         if self.is_of_another_version(file, *shown, current)? {
             context.wait()?;
             // This node may have published what it has since the record was read.

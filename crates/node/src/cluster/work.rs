@@ -9,8 +9,8 @@ use forebay_types::Ino;
 
 use super::Cluster;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::recover::tell_displaced;
 use crate::node::Node;
+use crate::residency::removals::tell_displaced;
 use crate::writeback::import::LIMBO;
 
 const PAUSE: Duration = Duration::from_millis(5);

@@ -115,7 +115,7 @@ impl Node {
     }
 
     /// Gets the right for another node that writes by way of this one, the owner as `is_mine` says.
-    pub(super) fn hold_owned<E>(
+    pub(crate) fn hold_owned<E>(
         &self,
         cluster: &Cluster,
         ino: Ino,

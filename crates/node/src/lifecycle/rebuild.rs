@@ -23,7 +23,7 @@ use crate::error::{NodeError, Result};
 use crate::lifecycle::check::{CheckRequest, Checked, header_of, open_meta, path_of};
 use crate::lifecycle::recover::RECOVERED;
 use crate::node::Node;
-use crate::writeback::flush::is_announced;
+use crate::residency::synced::is_announced;
 use crate::writeback::parked;
 
 /// What the replaced index says of files.

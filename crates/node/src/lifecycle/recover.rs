@@ -6,7 +6,7 @@ use std::path::Path;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Link, Links, Queue, Record, Seq};
+use forebay_meta::{Link, Queue, Record, Seq};
 use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
@@ -18,12 +18,14 @@ use crate::node::Node;
 use crate::residency::aside::Evidence;
 use crate::residency::data::show_written;
 use crate::residency::doubt;
+use crate::residency::removals::tell_displaced;
 use crate::residency::residents::Resident;
+use crate::residency::synced::is_announced;
+use crate::residency::synced::{CLEAN_END, RUNNING, SETTLED, names_below};
 use crate::residency::synced::{
     boot_id, bytes_before_a_hole, clear_beyond_base, counts, is_cut, is_same_boot, lengths_count,
     surely_there,
 };
-use crate::writeback::flush::is_announced;
 use crate::writeback::reconcile::{is_pending, was_changed};
 
 /// What a recovery found.
@@ -72,10 +74,6 @@ struct Trust {
 /// Inodes of the backlog that are looked at together.
 const PAGE: usize = 1000;
 
-pub(crate) const CLEAN_END: &str = "clean-end";
-/// In that file, if each record had the length of its object.
-pub(crate) const SETTLED: &str = "settled";
-pub(crate) const RUNNING: &str = "running";
 /// Set when a namespace has seen its tiers.
 pub(crate) const RECOVERED: &str = "recovered";
 
@@ -91,16 +89,6 @@ fn mount_number(path: &Path) -> Option<u64> {
     let unique = StatxFlags::from_bits_retain(0x4000);
     let found = statx(CWD, path, AtFlags::empty(), unique).ok()?;
     (found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id)
-}
-
-/// Files of others that commits have displaced.
-pub(crate) fn tell_displaced(kept: &[std::ffi::OsString]) {
-    for kept in kept {
-        tracing::warn!(
-            ?kept,
-            "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
-        );
-    }
 }
 
 impl Node {
@@ -754,19 +742,6 @@ impl Node {
         }
         Ok(usable)
     }
-}
-
-/// The names under which the backing store may have a file. One whose publication was announced may be
-/// there under its name although that was not claimed: the power may fail between the two, and take the
-/// claim alone.
-pub(crate) fn names_below(record: &Record) -> Links {
-    let mut names = record.backing.links.clone();
-    if record.backing.pending.is_some() {
-        for link in record.links.iter().filter(|link| !record.backing.links.contains(link)) {
-            names.push(link.clone());
-        }
-    }
-    names
 }
 
 /// Opens an object and its map; `None` if the map that it needs is not there. Of a map that may not

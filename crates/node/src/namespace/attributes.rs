@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
-use forebay_meta::{Attr, Error as MetaError, Queue, Record, Teller, Times, XattrState};
+use forebay_meta::{
+    Attr, Error as MetaError, Incarnation, Queue, Record, Teller, Times, XattrState,
+};
 use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
 
 use crate::clock;
-use crate::cluster::AccessMode;
 use crate::config::Durability;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 
-use super::Stat;
 use super::acl::{self, Acl};
 use super::groups::{Membership, membership};
+use super::set_ids::without_set_ids;
+use crate::stat::Stat;
 
 /// A new value for a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,9 +54,19 @@ impl SetAttr {
     }
 
     /// Whether something beside the length is to be set.
-    fn beside_size(&self) -> bool {
+    pub(crate) fn beside_size(&self) -> bool {
         *self != SetAttr { size: self.size, ..SetAttr::default() }
     }
+}
+
+/// What is to be set of a file, but for its length.
+pub(crate) struct BesideSize<'a> {
+    /// The attributes.
+    pub set: &'a SetAttr,
+    /// The access list that it has after a change of its mode, if it has one.
+    pub list: Option<Vec<u8>>,
+    /// The node that owns it, if another one does: it is told of new times.
+    pub owner: Option<Incarnation>,
 }
 
 impl Node {
@@ -83,7 +95,7 @@ impl Node {
     }
 
     /// The record of an inode, compared with the backing store if it is time.
-    fn fresh(&self, context: &Context, ino: Ino) -> Result<Arc<Record>> {
+    pub(crate) fn fresh(&self, context: &Context, ino: Ino) -> Result<Arc<Record>> {
         let record = self.record_now(ino)?;
         if record.links.is_empty() && ino != Ino::ROOT {
             return Ok(record);
@@ -91,76 +103,34 @@ impl Node {
         self.writeback.revalidate(context, record)
     }
 
-    /// Sets attributes and returns all of them.
-    ///
-    /// # Errors
-    /// `EISDIR` and `EINVAL` for the length of something that is no file; what setting the length
-    /// of a file meets.
-    pub fn setattr(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
-        let mut record = match self.fresh(context, ino) {
-            Err(NodeError::Meta(MetaError::Stale(_))) => {
-                return self.set_removed(context, ino, set);
-            }
-            record => record?,
-        };
-        if set.size.is_some() && record.attr.kind != FileKind::Regular {
-            let directory = record.is_directory();
-            return Err(if directory { Errno::ISDIR } else { Errno::INVAL }.into());
-        }
-        // All that may have to wait comes before the first change.
-        let file = record.attr.kind == FileKind::Regular;
-        let (mut hold, mut through) = (None, None);
-        if self.is_clustered() && file && (set.size.is_some() || self.is_elsewhere(&record)) {
-            let right;
-            (record, right) = self.newest(context, ino, true)?;
-            match right {
-                AccessMode::Forwarded(owner) => through = Some(owner),
-                AccessMode::Pinned(right) => hold = Some(right),
-                AccessMode::Read => {}
-            }
-            if through.is_none() {
-                self.match_version(context, &self.residency.files.get(ino), &record)?;
-            }
-        }
-        if file && let Some(file) = self.residency.files.peek(ino) {
-            // From here on what is noted of the object is what this makes of it.
-            self.look_for_lost_set_ids(&file);
-        }
-        let list = match set.mode {
-            Some(mode) => self.acl_after_chmod(context, &record, mode)?,
-            None => None,
-        };
-        if let Some(size) = set.size {
-            match through {
-                Some(_) => self.truncate_anywhere(context, ino, size)?,
-                None => self.truncate(context, &record, size)?,
-            }
-            record = self.record_now(ino)?;
-        }
-        if !set.beside_size() {
-            return Ok(self.stat(&record));
-        }
+    /// Sets everything but the length. Whoever calls has all that may have to be waited for.
+    pub(crate) fn set_beside_size(
+        &self,
+        context: &Context,
+        record: &Record,
+        what: &BesideSize<'_>,
+    ) -> Result<Arc<Record>> {
+        let (set, ino) = (what.set, record.ino);
         self.given_up.check(context)?;
         let now = clock::wall_time();
-        if let Some(list) = list {
+        if let Some(list) = &what.list {
             let flags = forebay_meta::XattrFlags::Either;
-            self.meta.xattr_set(ino, acl::ACCESS, &list, flags, now)?;
+            self.meta.xattr_set(ino, acl::ACCESS, list, flags, now)?;
         }
         if set.changes_owner() && !record.is_directory() {
-            self.drop_capabilities(&record, now)?;
+            self.drop_capabilities(record, now)?;
         }
         if set.atime.is_some() {
             self.residency.accesses.forget(ino);
         }
-        let (record, times) = self.apply_attributes(context, &record, set, now)?;
+        let (record, times) = self.apply_attributes(context, record, set, now)?;
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
-        if let Some(owner) = through {
+        if let Some(owner) = what.owner {
             self.times_forwarded(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
         }
         self.queue(&record);
-        drop(hold);
-        Ok(self.stat(&record))
+        Ok(record)
     }
 
     /// Sets attributes in the record, and times on the object as well: the record as it is then, and
@@ -208,7 +178,7 @@ impl Node {
 
     /// Sets attributes of a directory that was removed and is still somebody's: nobody else can see
     /// them any more.
-    fn set_removed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
+    pub(crate) fn set_removed(&self, context: &Context, ino: Ino, set: &SetAttr) -> Result<Stat> {
         let now = clock::wall_time();
         let mut refused = None;
         let changed = self.names.removed_inodes.change(ino, |attr| {
@@ -251,7 +221,7 @@ impl Node {
     }
 
     /// The access list of a file after a chmod, if it has one.
-    fn acl_after_chmod(
+    pub(crate) fn acl_after_chmod(
         &self,
         context: &Context,
         record: &Record,
@@ -341,13 +311,6 @@ pub(crate) fn perm_after_write(context: &Context, attr: &Attr) -> u32 {
     } else {
         perm
     }
-}
-
-/// The same whoever it was. A set-group-id bit without group execute meant mandatory locking once, and
-/// stays when a member of the group writes.
-pub(crate) fn without_set_ids(perm: u32) -> u32 {
-    let perm = perm & !libc::S_ISUID;
-    if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 
-use super::Stat;
+use crate::stat::Stat;
 
 /// Offset after "." and "..": offsets of real entries begin at 16.
 const AFTER_DOTS: u64 = 2;

@@ -10,12 +10,13 @@
 
 mod acl;
 mod ahead;
-mod attributes;
+pub(crate) mod attributes;
 mod groups;
 mod listing;
 mod names;
+pub(crate) mod paths;
 mod removed_attributes;
-mod set_ids;
+pub(crate) mod set_ids;
 mod statfs;
 mod unlink_grace;
 mod xattrs;
@@ -23,16 +24,17 @@ mod xattrs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Attr, Moment, Record};
+use forebay_meta::{Moment, Record};
 use forebay_store::backing::is_reserved;
 use forebay_types::Ino;
 use rustix::io::Errno;
 
 use crate::error::{NodeError, Result};
 use crate::node::Node;
+use crate::stat::Stat;
 
+pub(crate) use attributes::perm_after_write;
 pub use attributes::{SetAttr, SetTime};
-pub(crate) use attributes::{perm_after_write, without_set_ids};
 pub use listing::DirEntry;
 pub use statfs::Statfs;
 
@@ -43,25 +45,6 @@ const RECONCILE_DELAY: Duration = Duration::from_secs(1);
 
 /// The longest name, in bytes.
 pub const NAME_MAX: usize = 255;
-
-/// Attributes of an inode as programs see them now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stat {
-    /// The inode number.
-    pub ino: Ino,
-    /// The attributes.
-    pub attr: Attr,
-    /// Allocated blocks of 512 bytes.
-    pub blocks: u64,
-    /// The file is open: its attributes may change without a request that tells, for instance by a
-    /// store into a mapping.
-    pub open: bool,
-    /// The alias of a file that is shown now ([`crate::node_id`]).
-    pub alias: u8,
-    /// Programs may change what is shown without a request that tells, and right now: they store into
-    /// mappings of the file, or write it, by way of the kernel alone.
-    pub is_fleeting: bool,
-}
 
 impl Stat {
     /// Type and permissions, as `st_mode`.
@@ -96,8 +79,8 @@ impl Node {
         if let Some(file) = file {
             let opens = file.opens.lock();
             alias = opens.now.number;
-            is_fleeting = opens.passes_to_object() && opens.writers > 0
-                || file.set_ids_since.lock().is_some();
+            is_fleeting =
+                opens.passes_to_object() && opens.writers > 0 || file.set_ids.are_watched();
         }
         Stat { ino: record.ino, attr, blocks, open, alias, is_fleeting }
     }

@@ -11,13 +11,14 @@ use crate::clock;
 use crate::cluster::REDUNDANCY;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::hand_over::RemovedInode;
+use crate::hand_over_state::RemovedInode;
 use crate::node::Node;
 use crate::residency::synced::Replacing;
 
 use super::acl::{self, Acl};
 use super::groups::{Membership, membership};
-use super::{Stat, check_name, reserved};
+use super::{check_name, reserved};
+use crate::stat::Stat;
 
 /// A new inode as its creator asks for it.
 #[derive(Debug, Clone, Copy)]

@@ -1,19 +1,82 @@
 //! Set-id bits and capabilities, which a write by somebody without privilege takes away: also one that
 //! the kernel makes without the daemon.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use forebay_meta::{Queue, Record};
+use forebay_store::Attributes;
 use forebay_types::{FileKind, Ino, Timestamp};
+
+use parking_lot::Mutex;
 
 use crate::clock;
 use crate::context::Context;
 use crate::error::Result;
+use crate::handles::OpenMode;
 use crate::namespace::perm_after_write;
 use crate::node::Node;
-use crate::requests::handle::OpenMode;
 use crate::residency::data::CLOCK_STEP;
-use crate::residency::files::{File, is_privileged};
+use crate::residency::files::File;
+
+/// The part of set-id bits of a file in use.
+#[derive(Default)]
+pub(crate) struct SetIds {
+    /// The setuid or setgid bit or file capabilities must go at the next write.
+    privileged: AtomicBool,
+    /// Length and time of the object when set-id bits were set while programs had the file open that write
+    /// it without the daemon.
+    since: Mutex<Option<(u64, Timestamp)>>,
+    /// Changes of mode or owner since the file came into use: a record read before one is old.
+    attribute_changes: AtomicU32,
+}
+
+impl SetIds {
+    /// Whether they, or file capabilities, may have to go at the next write.
+    pub(crate) fn may_be_set(&self) -> bool {
+        self.privileged.load(Ordering::SeqCst)
+    }
+
+    /// Whether writes are looked for that the kernel makes without the daemon.
+    pub(crate) fn are_watched(&self) -> bool {
+        self.since.lock().is_some()
+    }
+
+    /// Counts the changes of mode and owner: for [`SetIds::learn`], before the record is read.
+    pub(crate) fn changes(&self) -> u32 {
+        self.attribute_changes.load(Ordering::SeqCst)
+    }
+
+    /// Takes in a record that was read after so many changes; false if there was one since, and the
+    /// record is old.
+    pub(crate) fn learn(&self, changes: u32, record: &Record) -> bool {
+        self.privileged.store(is_privileged(record), Ordering::SeqCst);
+        self.changes() == changes
+    }
+
+    /// The permissions that are left of these if its object, which is like this now, was written by the
+    /// kernel alone since set-id bits were set.
+    pub(crate) fn perm_left(&self, perm: u32, now: &Attributes) -> Option<u32> {
+        self.were_lost(now).then(|| without_set_ids(perm))
+    }
+
+    /// Whether its object was written since set-id bits were set that this takes away.
+    fn were_lost(&self, now: &Attributes) -> bool {
+        self.since.lock().is_some_and(|since| since != (now.size, now.mtime))
+    }
+}
+
+/// Whether a write by somebody without privilege may change the mode. (File capabilities are the
+/// kernel's to notice: it asks for them and sends a SETATTR.)
+fn is_privileged(record: &Record) -> bool {
+    record.attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0
+}
+
+/// The same whoever it was. A set-group-id bit without group execute meant mandatory locking once, and
+/// stays when a member of the group writes.
+pub(super) fn without_set_ids(perm: u32) -> u32 {
+    let perm = perm & !libc::S_ISUID;
+    if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }
+}
 
 impl Node {
     /// A file's mode or owner were set.
@@ -23,15 +86,15 @@ impl Node {
         }
         // Also while no tier has any of its bytes.
         if let Some(file) = &self.residency.files.peek(record.ino) {
-            file.attribute_changes.fetch_add(1, Ordering::SeqCst);
-            file.privileged.store(is_privileged(record), Ordering::SeqCst);
+            file.set_ids.attribute_changes.fetch_add(1, Ordering::SeqCst);
+            file.set_ids.privileged.store(is_privileged(record), Ordering::SeqCst);
             self.watch_set_ids(file, is_privileged(record));
         }
     }
 
     /// The setuid and setgid bits and file capabilities go when somebody without privilege writes.
     pub(crate) fn drop_privileges(&self, context: &Context, file: &File) -> Result<()> {
-        if !file.privileged.load(Ordering::Relaxed) || context.uid == 0 {
+        if !file.set_ids.privileged.load(Ordering::Relaxed) || context.uid == 0 {
             return Ok(());
         }
         let record = self.meta.get(file.ino)?;
@@ -51,7 +114,7 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
-        file.privileged.store(is_privileged(&record), Ordering::Relaxed);
+        file.set_ids.privileged.store(is_privileged(&record), Ordering::Relaxed);
         self.residency.forget_object(file.ino, false);
         Ok(())
     }
@@ -80,13 +143,16 @@ impl Node {
                 object.stat().ok().map(|stat| (stat.size, stat.mtime))
             }
         };
-        *file.set_ids_since.lock() = since;
+        *file.set_ids.since.lock() = since;
     }
 
     /// As after a change of the mode, of a file whose open handles were another daemon's.
     pub(crate) fn watch_taken_over(&self, ino: Ino) {
-        if let Some(file) =
-            self.residency.files.peek(ino).filter(|file| file.privileged.load(Ordering::SeqCst))
+        if let Some(file) = self
+            .residency
+            .files
+            .peek(ino)
+            .filter(|file| file.set_ids.privileged.load(Ordering::SeqCst))
         {
             self.watch_set_ids(&file, true);
         }
@@ -94,15 +160,15 @@ impl Node {
 
     /// Takes set-id bits away if the kernel has written a file without the daemon since they were set.
     pub(crate) fn look_for_lost_set_ids(&self, file: &File) {
-        if file.set_ids_since.lock().is_none() {
+        if file.set_ids.since.lock().is_none() {
             return;
         }
         let Some(resident) = self.residency.residents.get(file.ino.0) else { return };
         let tier = &self.residency.tiers[usize::from(resident.tier)].tier;
         let stat = tier.open(file.ino.0).and_then(|object| object.stat());
-        if stat.is_ok_and(|stat| file.has_lost_set_ids(&stat)) {
+        if stat.is_ok_and(|stat| file.set_ids.were_lost(&stat)) {
             match self.kill_set_ids(&Context::DAEMON, file.ino) {
-                Ok(()) => *file.set_ids_since.lock() = None,
+                Ok(()) => *file.set_ids.since.lock() = None,
                 Err(error) => {
                     tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
                 }

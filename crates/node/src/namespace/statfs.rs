@@ -7,10 +7,10 @@ use forebay_store::backing::FileSystemUsage;
 use parking_lot::Mutex;
 
 use crate::context::Context;
+use crate::defects::Step;
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
-use crate::writeback::upkeep::Step;
 
 use super::NAME_MAX;
 

@@ -7,20 +7,18 @@ use forebay_store::Presence;
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use crate::cluster::Cluster;
 use crate::config::{Durability, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
+use crate::handles::OpenMode;
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::requests::handle::OpenMode;
 use crate::residency::Residency;
 use crate::residency::charge::STEP;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
-use crate::residency::overlay::compose;
 use crate::residency::spill::write_all;
 use crate::stream::OpenStream;
 
@@ -102,7 +100,7 @@ impl Node {
             }
             false => location,
         };
-        let read = self.read_with_gaps(file, &location, offset, buffer)?;
+        let read = self.residency.read_with_gaps(file, &location, offset, buffer)?;
         drop(location);
         self.patterns.note(by, (offset, read), false, false);
         self.residency.fill_after_miss(file, offset..offset + read as u64, sequence);
@@ -123,53 +121,7 @@ impl Node {
         }
         context.wait()?;
         let location = file.location.read();
-        self.read_with_gaps(file, &location, offset, buffer)
-    }
-
-    /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
-    /// to be filled: a miss costs what it costs without a cache.
-    pub(crate) fn read_with_gaps(
-        &self,
-        file: &File,
-        location: &DataLocation,
-        offset: u64,
-        buffer: &mut [u8],
-    ) -> Result<usize> {
-        let Some(place) = &location.place else {
-            return self.residency.read_base(file, &location.base, offset, buffer);
-        };
-        let len = place.object.len()?;
-        if offset >= len {
-            return Ok(0);
-        }
-        let want = buffer.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
-        let buffer = &mut buffer[..want];
-        let range = offset..offset + want as u64;
-        let Some(presence) = &place.presence else {
-            return Ok(place.object.read_at(buffer, offset)?);
-        };
-        let mut absent = Vec::new();
-        presence.read().missing_runs(range, &mut absent);
-        let from_tier = |from: u64, part: &mut [u8]| {
-            let read = place.object.read_at(part, from)?;
-            part[read..].fill(0);
-            self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
-            Ok(())
-        };
-        let from_base = |from: u64, part: &mut [u8]| {
-            let read = self.residency.read_base(file, &location.base, from, part)?;
-            part[read..].fill(0);
-            if let Underlay::Backing(opened) = &location.base
-                && place.dirty.load(Ordering::Acquire)
-            {
-                // Others may have changed it in place, and what is here was written over what it was.
-                self.residency
-                    .check_version(file.ino, &*self.residency.opened_base(file, opened)?)?;
-            }
-            Ok(())
-        };
-        compose(&absent, offset, buffer, from_tier, from_base)?;
-        Ok(want)
+        self.residency.read_with_gaps(file, &location, offset, buffer)
     }
 
     /// Writes `data` at `offset`; returns the bytes written, which are all of them.
@@ -244,14 +196,6 @@ impl Node {
         drop(one_at_the_end);
         self.metrics.bytes.of(Source::Tier).add(written as u64);
         Ok((offset, written))
-    }
-
-    /// Refuses what is not this node's to do any more.
-    pub(crate) fn check_fence(&self) -> Result<()> {
-        match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
-            true => Err(NodeError::Posix(Errno::STALE)),
-            false => Ok(()),
-        }
     }
 
     /// The length of an open file.
@@ -371,7 +315,7 @@ impl Node {
     /// What other nodes are sent and what this one's device has to do are done at the same time, if
     /// there is much of it.
     fn safeguard_and_sync(&self, file: &FileRef, data_only: bool) -> Result<()> {
-        let from = file.changed_from.load(Ordering::Acquire);
+        let from = file.cluster.changed_from.load(Ordering::Acquire);
         let much = self.cluster.is_some()
             && from < u64::MAX
             && self.length_now(&Context::DAEMON, file)?.saturating_sub(from) > STEP;
@@ -410,6 +354,11 @@ impl Node {
             place.headers.synced(seen);
         }
         Ok(())
+    }
+
+    /// Whether a close of this handle has nothing to settle: nobody writes through it.
+    pub fn closes_freely(&self, fh: u64) -> bool {
+        self.is_clustered() && self.handle(fh).is_ok_and(|handle| !handle.write)
     }
 
     /// Makes a directory's entries durable.

@@ -16,15 +16,16 @@ use crate::config::{Passthrough, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
+use crate::handles::{Handle, Keys, OpenMode, Opened};
 use crate::metrics::RefusalReason;
-use crate::namespace::{Found, NewName, Stat};
+use crate::namespace::{Found, NewName};
 use crate::node::Node;
-use crate::requests::handle::{Handle, Keys, OpenMode, Opened};
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::inode_alias::{Opens, Registered, Use as Shown, object_id, version_id};
 use crate::residency::shares::Share;
+use crate::stat::Stat;
 use crate::stream::OpenStream;
 
 impl Node {
@@ -513,7 +514,7 @@ impl Node {
         location: &DataLocation,
     ) -> std::result::Result<(u8, u64), RefusalReason> {
         let place = location.place.as_ref().ok_or(RefusalReason::NotResident)?;
-        if file.privileged.load(Ordering::Relaxed) {
+        if file.set_ids.may_be_set() {
             return Err(RefusalReason::SetId);
         }
         if self.config.writeback == WritebackPolicy::Through {

@@ -12,7 +12,6 @@ use forebay_store::{ErrorClass, Header};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
-pub(crate) use crate::writeback::flush::{Flushed, Target};
 use parking_lot::RwLock;
 
 use crate::config::WritebackPolicy;
@@ -20,12 +19,13 @@ use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::namespace::without_set_ids;
+use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::data_location::{
     Charge, DataLocation, Headers, TierObject, Underlay, is_built_upon_another,
 };
-use crate::residency::files::{File, FileRef, is_privileged};
+use crate::residency::files::{File, FileRef};
+use crate::residency::overlay::compose;
 use crate::residency::residents::Resident;
 use crate::residency::synced::len_to_first_hole;
 
@@ -59,6 +59,51 @@ impl Residency {
         self.look_up(file, &mut location)
     }
 
+    /// Reads what is on the tier from there and the rest from the base. Nobody waits for an extent
+    /// to be filled: a miss costs what it costs without a cache.
+    pub(crate) fn read_with_gaps(
+        &self,
+        file: &File,
+        location: &DataLocation,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let Some(place) = &location.place else {
+            return self.read_base(file, &location.base, offset, buffer);
+        };
+        let len = place.object.len()?;
+        if offset >= len {
+            return Ok(0);
+        }
+        let want = buffer.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
+        let buffer = &mut buffer[..want];
+        let range = offset..offset + want as u64;
+        let Some(presence) = &place.presence else {
+            return Ok(place.object.read_at(buffer, offset)?);
+        };
+        let mut absent = Vec::new();
+        presence.read().missing_runs(range, &mut absent);
+        let from_tier = |from: u64, part: &mut [u8]| {
+            let read = place.object.read_at(part, from)?;
+            part[read..].fill(0);
+            self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
+            Ok(())
+        };
+        let from_base = |from: u64, part: &mut [u8]| {
+            let read = self.read_base(file, &location.base, from, part)?;
+            part[read..].fill(0);
+            if let Underlay::Backing(opened) = &location.base
+                && place.dirty.load(Ordering::Acquire)
+            {
+                // Others may have changed it in place, and what is here was written over what it was.
+                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+            }
+            Ok(())
+        };
+        compose(&absent, offset, buffer, from_tier, from_base)?;
+        Ok(want)
+    }
+
     /// Looks up where the bytes of a file are.
     pub(crate) fn look_up(&self, file: &File, location: &mut DataLocation) -> Result<()> {
         let record = self.record_for_look_up(file)?;
@@ -89,11 +134,10 @@ impl Residency {
     /// change of the mode in between counts, not what was read before it.
     fn record_for_look_up(&self, file: &File) -> Result<Arc<Record>> {
         loop {
-            let changes = file.attribute_changes.load(Ordering::SeqCst);
+            let changes = file.set_ids.changes();
             let record = self.as_seen_here(&self.meta.get(file.ino)?);
             fail::fail_point!("node.look_up.record");
-            file.privileged.store(is_privileged(&record), Ordering::SeqCst);
-            if file.attribute_changes.load(Ordering::SeqCst) == changes {
+            if file.set_ids.learn(changes, &record) {
                 return Ok(record);
             }
         }
@@ -534,8 +578,8 @@ impl Residency {
                 _ => None,
             };
             if let Some(stat) = stat {
-                if file.has_lost_set_ids(&stat) {
-                    attr.perm = without_set_ids(attr.perm);
+                if let Some(perm) = file.set_ids.perm_left(attr.perm, &stat) {
+                    attr.perm = perm;
                     self.above.look_for_lost_set_ids_later(ino);
                 }
                 show_written(&mut attr, stat.size, stat.mtime);

@@ -13,7 +13,6 @@ use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use forebay_types::Ino;
 use parking_lot::{Mutex, RwLock};
 
-use crate::cluster::SharedCopy;
 use crate::context::Context;
 use crate::error::Result;
 use crate::failpoints::fail_at;
@@ -24,6 +23,7 @@ use crate::residency::data::BLOCK;
 use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::room::no_room;
+use crate::residency::seams::SharedCopy;
 use crate::residency::spill::write_all;
 
 /// What is copied ahead of a file's readers.

@@ -2,23 +2,24 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use forebay_meta::Record;
 use forebay_store::{Attributes, Object};
-use forebay_types::{Fingerprint, Ino, Timestamp};
+use forebay_types::{Fingerprint, Ino};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 
+use crate::cluster::FileInCluster;
+use crate::namespace::set_ids::SetIds;
 use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::fetch::Filler;
 use crate::residency::inode_alias::Opens;
 use crate::residency::overlay::Spill;
 use crate::residency::unwritten::Look;
-use crate::writeback::staging::Staged;
+use crate::writeback::file::FileInWriteback;
 
 /// A regular file in use. Its bytes are reached through [`File::location`].
 pub struct File {
@@ -31,50 +32,23 @@ pub struct File {
     pub opens: Mutex<Opens>,
     /// One at a time copies it from the backing store.
     pub fetching: Mutex<()>,
-    /// One at a time copies it to the backing store.
-    pub flushing: Mutex<()>,
-    /// A copy that is ready to be published.
-    pub staged: Mutex<Option<Staged>>,
     /// Counts writes that the daemon served, opens for writing and truncations: a flush during
     /// which it moved has a torn copy.
     pub writes: AtomicU64,
-    /// Numbers the flushes of this file.
-    pub flush_begun: AtomicU64,
-    /// The number of the latest flush that the backing store has.
-    pub flush_done: AtomicU64,
     /// Opens that are being made.
     pub opening: AtomicU32,
+    /// What write-back has of it.
+    pub writeback: FileInWriteback,
+    /// What the cluster has of it.
+    pub cluster: FileInCluster,
+    /// Its set-id bits.
+    pub set_ids: SetIds,
     /// What is copied from the backing store ahead of its readers.
     pub filler: Mutex<Filler>,
     /// The record's `change` when the namespace was last made durable for this file, plus one.
     pub durable_change: AtomicU64,
-    /// In a cluster: the version in the backing store that counted at the last open.
-    pub shown: Mutex<Option<Option<Fingerprint>>>,
-    /// In a cluster: opens by way of the owner since the file came into use, whatever they are now.
-    pub remote_opens: AtomicU32,
-    /// In a cluster: one at a time makes copies of it on other nodes, of which this was sent ahead.
-    pub copying: Mutex<Option<crate::cluster::Begun>>,
-    /// Who waits to make copies, for which sending ahead stops.
-    pub copies_wanted: AtomicU32,
-    /// Somebody is about to send it ahead.
-    pub ahead_queued: AtomicBool,
-    /// There is no use in sending it ahead until copies of it were made.
-    pub ahead_refused: AtomicBool,
-    /// The first byte that was written since a part was last begun to be sent ahead; `u64::MAX` for
-    /// nothing.
-    pub lowest_write: AtomicU64,
-    /// In a cluster: the first byte that was changed since copies of it were last made; `u64::MAX` for
-    /// nothing.
-    pub changed_from: AtomicU64,
     /// In a cluster: whoever writes at the end holds it between the look where that is and the write.
     pub appending: Mutex<()>,
-    /// The setuid or setgid bit or file capabilities must go at the next write.
-    pub privileged: AtomicBool,
-    /// Length and time of the object when set-id bits were set while programs had the file open that write
-    /// it without the daemon.
-    pub set_ids_since: Mutex<Option<(u64, Timestamp)>>,
-    /// Changes of mode or owner since the file came into use: a record read before one is old.
-    pub attribute_changes: AtomicU32,
     /// Whether a mapping may live that outlasted a passthrough open and that programs store into.
     pub stored_unseen: StoredUnseen,
     /// How the clean object looked to a passthrough writer, if a change would show.
@@ -85,8 +59,6 @@ pub struct File {
     /// The spill file, for who sets its time: whoever has the location in hand may wait for the backing
     /// store.
     pub spill: Mutex<Weak<Spill>>,
-    /// In a cluster: counts replacements of bytes that the kernel had not asked for.
-    pub pages_replaced: AtomicU64,
     /// The version below when it was last seen to be the one that is known.
     pub below: Mutex<Option<Fingerprint>>,
     /// Syncs of which somebody may have been told. Whoever is about to give the name of the file to another
@@ -143,31 +115,18 @@ impl File {
             location: RwLock::default(),
             opens: Mutex::default(),
             fetching: Mutex::new(()),
-            flushing: Mutex::new(()),
-            staged: Mutex::default(),
             writes: AtomicU64::new(0),
-            flush_begun: AtomicU64::new(0),
-            flush_done: AtomicU64::new(0),
             opening: AtomicU32::new(0),
+            writeback: FileInWriteback::default(),
+            cluster: FileInCluster::default(),
+            set_ids: SetIds::default(),
             filler: Mutex::default(),
             durable_change: AtomicU64::new(0),
-            shown: Mutex::default(),
-            remote_opens: AtomicU32::new(0),
-            copying: Mutex::default(),
-            copies_wanted: AtomicU32::new(0),
-            ahead_queued: AtomicBool::new(false),
-            ahead_refused: AtomicBool::new(false),
-            lowest_write: AtomicU64::new(u64::MAX),
-            changed_from: AtomicU64::new(0),
             appending: Mutex::new(()),
-            privileged: AtomicBool::new(false),
-            set_ids_since: Mutex::default(),
-            attribute_changes: AtomicU32::new(0),
             stored_unseen: StoredUnseen::default(),
             clean_as: Mutex::default(),
             times: Mutex::new(()),
             spill: Mutex::default(),
-            pages_replaced: AtomicU64::new(0),
             below: Mutex::default(),
             syncs: Mutex::default(),
         }
@@ -183,11 +142,6 @@ impl File {
             return Ok(self.location.read());
         }
         self.location.try_read().ok_or(NodeError::MustWait)
-    }
-
-    /// Whether its object was written since set-id bits were set that this takes away.
-    pub fn has_lost_set_ids(&self, now: &Attributes) -> bool {
-        self.set_ids_since.lock().is_some_and(|since| since != (now.size, now.mtime))
     }
 
     /// Whether a program has it open, or is about to.
@@ -209,8 +163,7 @@ impl File {
     /// Says that the contents change, nowhere before `offset`.
     pub fn count_write_from(&self, offset: u64) {
         self.writes.fetch_add(1, Ordering::Relaxed);
-        self.changed_from.fetch_min(offset, Ordering::AcqRel);
-        self.lowest_write.fetch_min(offset, Ordering::AcqRel);
+        self.cluster.bytes_changed_from(offset);
     }
 }
 
@@ -316,12 +269,6 @@ impl Drop for FileRef {
             }
         }
     }
-}
-
-/// Whether a write by somebody without privilege may change the mode. (File capabilities are the
-/// kernel's to notice: it asks for them and sends a SETATTR.)
-pub(crate) fn is_privileged(record: &Record) -> bool {
-    record.attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::defects::BackgroundKind;
+use crate::defects::Step;
 use crate::residency::Residency;
-use crate::writeback::upkeep::Step;
 
 /// Files that may wait; more are taken away by those who remove them.
 const MOST: usize = 4096;
@@ -219,7 +219,7 @@ impl Residency {
     /// Removes files of the daemon's own that the backing store did not give up before.
     pub(crate) fn remove_strays(&self) {
         match self.backing.remove_strays() {
-            Ok(cleaned) => crate::lifecycle::recover::tell_displaced(&cleaned.kept),
+            Ok(cleaned) => tell_displaced(&cleaned.kept),
             Err(error) => tracing::debug!(%error, "what is left in the private area goes later"),
         }
     }
@@ -259,5 +259,15 @@ impl Residency {
                 });
             }
         }
+    }
+}
+
+/// Files of others that commits have displaced.
+pub(crate) fn tell_displaced(kept: &[std::ffi::OsString]) {
+    for kept in kept {
+        tracing::warn!(
+            ?kept,
+            "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
+        );
     }
 }

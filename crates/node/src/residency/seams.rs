@@ -10,13 +10,64 @@ use forebay_store::backing::Dir;
 use forebay_store::copy::Turns;
 use forebay_store::{Attributes, BackingFile, Bytes, Header};
 use forebay_types::Ino;
+use prost::Message;
 
-use crate::cluster::peer_cache::{Deliver, SharedCopy};
 use crate::error::{NodeError, Result};
+use crate::metrics::Source;
 use crate::residency::data_location::{DataLocation, TierObject};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
 use crate::residency::residents::Resident;
+
+/// Where a flush publishes a file.
+pub(crate) struct Target<'a> {
+    /// The directory.
+    pub parent: Ino,
+    /// A handle on it in the backing store.
+    pub dir: &'a Dir,
+    /// The name in it.
+    pub name: &'a [u8],
+    /// The version that should be there now; `None`: nothing.
+    pub expect: Option<Fingerprint>,
+    /// The name has other hard links in the backing store: write in place instead of replacing it.
+    pub in_place: bool,
+}
+
+/// Extents of a version of a file.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Extents {
+    #[prost(fixed64, tag = "1")]
+    pub ino: u64,
+    #[prost(fixed64, tag = "2")]
+    pub version: u64,
+    /// The length of the file, in bytes.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    /// The length of an extent, in bytes.
+    #[prost(uint64, tag = "4")]
+    pub unit: u64,
+    /// Which ones, by their numbers in the file.
+    #[prost(uint64, repeated, tag = "5")]
+    pub indexes: Vec<u64>,
+}
+
+/// A version of a file that nodes read from each other, in extents of one length.
+pub(crate) struct SharedCopy {
+    pub(crate) of: Extents,
+    /// The file comes as one, and what is here of it can be lent only when it is there as a whole.
+    pub(crate) at_once: bool,
+}
+
+impl SharedCopy {
+    /// The same, to be had as one; whoever gets it says so by [`Peers::announce`] or
+    /// [`Peers::renounce`].
+    pub(crate) fn at_once(self) -> Self {
+        SharedCopy { at_once: true, ..self }
+    }
+}
+
+/// Takes the bytes of a range, and from where they came; false if there is no room for more.
+pub(crate) type Deliver<'a> = &'a mut dyn FnMut(Range<u64>, &[u8], Source) -> Result<bool>;
 
 /// The other nodes. What is given here is how it is for a mount alone, which has [`NoPeers`].
 pub(crate) trait Peers: Send + Sync {

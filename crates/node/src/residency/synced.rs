@@ -14,18 +14,25 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use forebay_meta::Links;
 use forebay_meta::{Link, Record};
 use forebay_store::{Bytes, Header, Object, Presence};
+use forebay_types::Fingerprint;
 use forebay_types::{FileKind, Ino, Timestamp};
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
-use crate::lifecycle::recover::{CLEAN_END, RUNNING, SETTLED, names_below};
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
-use crate::writeback::flush::is_announced;
+
+/// Where a state directory notes that its node ended in good order.
+pub(crate) const CLEAN_END: &str = "clean-end";
+/// In that file, if each record had the length of its object.
+pub(crate) const SETTLED: &str = "settled";
+/// Where it notes for which start of the machine a node runs.
+pub(crate) const RUNNING: &str = "running";
 
 /// Whether an object that is so long after a crash of the machine has what was acknowledged of its file,
 /// whatever length the namespace knows of.
@@ -445,4 +452,29 @@ impl Residency {
         let mut header = place.object.header()?;
         if edit(&mut header) { place.set_header(&header) } else { Ok(()) }
     }
+}
+
+/// The names under which the backing store may have a file. One whose publication was announced may be
+/// there under its name although that was not claimed: the power may fail between the two, and take the
+/// claim alone.
+pub(crate) fn names_below(record: &Record) -> Links {
+    let mut names = record.backing.links.clone();
+    if record.backing.pending.is_some() {
+        for link in record.links.iter().filter(|link| !record.backing.links.contains(link)) {
+            names.push(link.clone());
+        }
+    }
+    names
+}
+
+/// Whether the header of an object knows a version as its own: the last one, the announced one, or
+/// the inode that is being written in place.
+pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
+    let in_place = |pending: &Fingerprint| {
+        pending.same_inode(found) && header.base.is_some_and(|base| base.same_inode(pending))
+    };
+    header.base.is_some_and(|base| base.same_content(found))
+        || header
+            .pending
+            .is_some_and(|announced| announced.same_content(found) || in_place(&announced))
 }

@@ -24,9 +24,9 @@ use forebay_types::{Fingerprint, Timestamp};
 use crate::clock;
 use crate::error::Result;
 use crate::residency::Residency;
-use crate::residency::data::Target;
 use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
+use crate::residency::seams::Target;
 
 /// Larger files are written anew rather than compared: both take as long, and a difference may be at
 /// the end.

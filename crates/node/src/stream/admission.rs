@@ -84,7 +84,7 @@ impl Node {
         self.keep_title(file, self.meta.get(file.ino)?.attr.size);
         let Some((backing, start)) = self.source_of_stream(file)? else { return Ok(None) };
         let refuse = |why: Rejected| {
-            let path = self.path_of(file.ino);
+            let path = self.residency.path_of(file.ino);
             tracing::info!(ino = %file.ino, reason = %why.reason, why = %why.message, "no stream");
             streams.tell_refused(file.ino.0, RefusedStream { path, rate, why });
             Ok(None)
@@ -96,7 +96,8 @@ impl Node {
             Ok(own) => own,
             Err(why) => return refuse(why),
         };
-        let path = PathBuf::from(String::from_utf8_lossy(&self.path_of(file.ino)).into_owned());
+        let path =
+            PathBuf::from(String::from_utf8_lossy(&self.residency.path_of(file.ino)).into_owned());
         let class = Class::Guaranteed { rate };
         let request = StreamRequest { class, start, length: None, max_startup_ms: None };
         match streams.service.open_file(own, Path::new(&path), &request) {

@@ -14,7 +14,7 @@ use prost::Message;
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::lifecycle::hand_over::HandOverState;
+use crate::hand_over_state::HandOverState;
 use crate::node::Node;
 
 use super::admission::own_description;
@@ -59,7 +59,7 @@ fn instant(moment: u64) -> Instant {
 impl Node {
     /// Asks for all streams that another daemon had admitted.
     pub(crate) fn take_over_streams(&self, handed_over: &HandOverState) {
-        let carried = |open: &crate::lifecycle::hand_over::OpenHandle| {
+        let carried = |open: &crate::hand_over_state::OpenHandle| {
             open.stream.map(|stream| (stream.order, open.fh, Ino(open.ino), stream))
         };
         let mut streams: Vec<_> = handed_over.handles.iter().filter_map(carried).collect();
@@ -83,7 +83,7 @@ impl Node {
         let size = backing.len()?;
         // A program that has read all of it may begin anew.
         let start = if carried.at < size { carried.at } else { 0 };
-        let shown = self.path_of(ino);
+        let shown = self.residency.path_of(ino);
         let path = PathBuf::from(String::from_utf8_lossy(&shown).into_owned());
         let (here, this) = (Arc::clone(streams), self.this.clone());
         let refuse = move |why: Rejected| {

@@ -24,9 +24,7 @@ use std::time::Instant;
 use forebay_meta::{Queue, Record, XattrState};
 use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{
-    Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Header, Temporary,
-};
+use forebay_store::{Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Temporary};
 use forebay_types::{Fingerprint, Ino};
 
 use crate::context::Context;
@@ -36,7 +34,9 @@ use crate::metrics::Source;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
+use crate::residency::seams::Target;
 use crate::residency::spill::{inode_note, noted_inode};
+use crate::residency::synced::is_announced;
 use crate::residency::synced::sync_flushed;
 use crate::writeback::Writeback;
 use crate::writeback::reconcile::{described, is_own, is_refused_owner, was_changed};
@@ -61,20 +61,6 @@ pub(crate) enum Flushed {
     Conflict(Option<Attributes>),
     /// They changed during the copy: later.
     Busy,
-}
-
-/// Where a flush publishes a file.
-pub(crate) struct Target<'a> {
-    /// The directory.
-    pub parent: Ino,
-    /// A handle on it in the backing store.
-    pub dir: &'a Dir,
-    /// The name in it.
-    pub name: &'a [u8],
-    /// The version that should be there now; `None`: nothing.
-    pub expect: Option<Fingerprint>,
-    /// The name has other hard links in the backing store: write in place instead of replacing it.
-    pub in_place: bool,
 }
 
 /// Dirty extents are flushed this many bytes at a time.
@@ -104,18 +90,6 @@ enum Copied {
     Overtaken,
 }
 
-/// Whether the header of an object knows a version as its own: the last one, the announced one, or
-/// the inode that is being written in place.
-pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
-    let in_place = |pending: &Fingerprint| {
-        pending.same_inode(found) && header.base.is_some_and(|base| base.same_inode(pending))
-    };
-    header.base.is_some_and(|base| base.same_content(found))
-        || header
-            .pending
-            .is_some_and(|announced| announced.same_content(found) || in_place(&announced))
-}
-
 impl Writeback {
     /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
     /// and publishes them there. On a thread that may wait.
@@ -135,9 +109,9 @@ impl Writeback {
 
     fn flush_now(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
         let file = self.residency.files.get(record.ino);
-        let _one = file.flushing.lock();
+        let _one = file.writeback.flushing.lock();
         self.residency.load(&Context::DAEMON, &file)?;
-        let number = file.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = file.writeback.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
         fail_at!("node.flush.begin");
@@ -166,9 +140,9 @@ impl Writeback {
             return Err(NodeError::Lost);
         }
         if own && let Some(fingerprint) = self.residency.equals_published(&file, record, target)? {
-            file.staged.lock().take();
+            file.writeback.staged.lock().take();
             let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
-            file.flush_done.store(number, Ordering::Release);
+            file.writeback.flush_done.store(number, Ordering::Release);
             return Ok(Flushed::Same { fingerprint, clean });
         }
         // What can't be given to its owner keeps its inode.
@@ -191,7 +165,7 @@ impl Writeback {
         };
         fail_at!("node.flush.published");
         let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
-        file.flush_done.store(number, Ordering::Release);
+        file.writeback.flush_done.store(number, Ordering::Release);
         Ok(Flushed::Done { fingerprint, clean })
     }
 

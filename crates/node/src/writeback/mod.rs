@@ -21,6 +21,7 @@ use crate::metrics::Metrics;
 use crate::pool::{Pool, Urgency};
 use crate::residency::Residency;
 
+pub(crate) mod file;
 pub(crate) mod flush;
 pub(crate) mod import;
 pub(crate) mod parked;

@@ -50,7 +50,7 @@ pub(crate) struct Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         for file in &self.files {
-            file.staged.lock().take();
+            file.writeback.staged.lock().take();
         }
     }
 }
@@ -58,7 +58,7 @@ impl Drop for Stage {
 impl File {
     /// The staged copy, if the file is still as it was copied.
     pub(crate) fn take_staged(&self, record: &Record) -> Option<Temporary> {
-        let staged = self.staged.lock().take()?;
+        let staged = self.writeback.staged.lock().take()?;
         let same =
             staged.change == record.change && staged.writes == self.writes.load(Ordering::Acquire);
         same.then_some(staged.temporary)
@@ -91,7 +91,7 @@ impl Writeback {
         }
         let synced = group.and_then(|group| self.backing.sync_group(&group).ok());
         for file in &stage.files {
-            let mut staged = file.staged.lock();
+            let mut staged = file.writeback.staged.lock();
             if !staged.as_mut().is_some_and(|staged| staged.seal(synced.as_ref())) {
                 *staged = None;
             }
@@ -108,7 +108,7 @@ impl Writeback {
     /// turn comes, which costs no sync if it is the same.
     fn intend_staged(&self, stage: &Stage) -> Result<()> {
         for file in &stage.files {
-            let staged = file.staged.lock();
+            let staged = file.writeback.staged.lock();
             let Some(staged) = &*staged else { continue };
             // What is under way is not to be forgotten.
             if self.meta.get(file.ino).is_ok_and(|record| record.backing.pending.is_none()) {
@@ -120,10 +120,10 @@ impl Writeback {
     }
 
     fn stage_file(&self, file: &FileRef, record: &Arc<Record>) -> Result<bool> {
-        let Some(_one) = file.flushing.try_lock() else { return Ok(false) };
+        let Some(_one) = file.writeback.flushing.try_lock() else { return Ok(false) };
         self.residency.load(&Context::DAEMON, file)?;
         let writes = file.writes.load(Ordering::Acquire);
-        if file.opens.lock().writers > 0 || file.staged.lock().is_some() {
+        if file.opens.lock().writers > 0 || file.writeback.staged.lock().is_some() {
             return Ok(false);
         }
         let location = file.location.read();
@@ -142,7 +142,7 @@ impl Writeback {
         drop(location);
         let temporary = self.copy_to_temporary(file, record, &*object)?;
         temporary.file().start_writing_out();
-        *file.staged.lock() = Some(Staged { temporary, writes, change: record.change });
+        *file.writeback.staged.lock() = Some(Staged { temporary, writes, change: record.change });
         Ok(true)
     }
 

@@ -2,8 +2,8 @@
 //! it was, what its faults have left, closed files of which it is not noted yet what was written to
 //! them, and memory that nobody needs.
 
-use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,28 +12,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::defects::BackgroundKind;
+use crate::defects::Step;
 use crate::error::NodeError;
 use crate::residency::files::FileRef;
 use crate::writeback::Writeback;
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(2);
-
-/// What is looked after. Each can be done without for a while.
-#[derive(Clone, Copy)]
-pub(crate) enum Step {
-    BackingPlace = 1,
-    MountsBelow = 2,
-    Strays = 3,
-    Unsettled = 4,
-    Memory = 5,
-    Missing = 6,
-    // By themselves, when there is something to do.
-    Restamp = 7,
-    Times = 8,
-    Statfs = 9,
-    Spills = 10,
-}
 
 const STEPS: [Step; 6] = [
     Step::BackingPlace,

@@ -44,7 +44,7 @@ impl Begun {
 
     /// Whether nothing of what was sent was written again since.
     fn is_sound(&self, file: &File) -> bool {
-        file.lowest_write.swap(u64::MAX, Ordering::AcqRel) >= self.sent
+        file.cluster.lowest_write.swap(u64::MAX, Ordering::AcqRel) >= self.sent
     }
 }
 
@@ -62,13 +62,13 @@ impl Node {
         }
         let Some(cluster) = &self.cluster else { return };
         let able = cluster.peers.get().is_some_and(|peers| !peers.is_alone())
-            && !file.ahead_refused.load(Ordering::Acquire);
-        if !able || file.ahead_queued.swap(true, Ordering::AcqRel) {
+            && !file.cluster.ahead_refused.load(Ordering::Acquire);
+        if !able || file.cluster.ahead_queued.swap(true, Ordering::AcqRel) {
             return;
         }
         let ino = file.ino;
         if !self.later(move |node| node.send_ahead(ino)) {
-            file.ahead_queued.store(false, Ordering::Release);
+            file.cluster.ahead_queued.store(false, Ordering::Release);
         }
     }
 
@@ -76,13 +76,13 @@ impl Node {
         let Some(file) = self.residency.files.peek(ino) else { return };
         let Some(cluster) = &self.cluster else { return };
         let sent = self.send_what_is_due(cluster, &file);
-        file.ahead_queued.store(false, Ordering::Release);
+        file.cluster.ahead_queued.store(false, Ordering::Release);
         match sent {
             Ok(true) => {}
-            Ok(false) => file.ahead_refused.store(true, Ordering::Release),
+            Ok(false) => file.cluster.ahead_refused.store(true, Ordering::Release),
             Err(error) => {
                 tracing::debug!(%ino, %error, "a file is not sent ahead");
-                file.ahead_refused.store(true, Ordering::Release);
+                file.cluster.ahead_refused.store(true, Ordering::Release);
             }
         }
     }
@@ -90,7 +90,7 @@ impl Node {
     /// Sends what has come; false if there is no use in sending more of this file ahead.
     fn send_what_is_due(&self, cluster: &Cluster, file: &FileRef) -> Result<bool> {
         // Copies of what was there before are being made, or have been: this is more of it.
-        let Some(mut copying) = file.copying.try_lock() else { return Ok(true) };
+        let Some(mut copying) = file.cluster.copying.try_lock() else { return Ok(true) };
         let wanted = self.redundancy_of(&*self.meta.get_believed(file.ino)?)?;
         let Some(level) = Level::of(wanted) else { return Ok(false) };
         // It would take from the writer what it does not save it afterwards.
@@ -100,14 +100,14 @@ impl Node {
         let mut begun = match copying.take() {
             Some(begun) => begun,
             // What is added to copies is sent as a whole, and the rest of the file stays.
-            None if file.changed_from.load(Ordering::Acquire) > 0 => return Ok(false),
+            None if file.cluster.changed_from.load(Ordering::Acquire) > 0 => return Ok(false),
             None => match self.begin_ahead(cluster, file, level)? {
                 Some(begun) => begun,
                 None => return Ok(false),
             },
         };
         loop {
-            if file.copies_wanted.load(Ordering::Acquire) > 0 {
+            if file.cluster.copies_wanted.load(Ordering::Acquire) > 0 {
                 break;
             }
             let size = file.location.read().place.as_ref().map(|place| place.object.len());
@@ -136,7 +136,7 @@ impl Node {
         if holders.len() < level.nodes() {
             return Ok(None);
         }
-        file.lowest_write.store(u64::MAX, Ordering::Release);
+        file.cluster.lowest_write.store(u64::MAX, Ordering::Release);
         Ok(Some(Begun { version: new_version()?, level, holders, sent: 0 }))
     }
 

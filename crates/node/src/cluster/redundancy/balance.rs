@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::node::Node;
 
 /// Have copies of your files move to nodes with more room.
-pub(in crate::cluster) const REBALANCE: u32 = 34;
+pub(crate) const REBALANCE: u32 = 34;
 /// Where it was asked for, what is fuller than the mean by so many per cent gives.
 const ASKED_PERCENT: u32 = 5;
 
@@ -52,7 +52,7 @@ impl Node {
     }
 
     /// Has copies of this node's files move now; how many bytes it will be.
-    pub(in crate::cluster) fn balance_now(&self, cluster: &Cluster) -> u64 {
+    pub(crate) fn balance_now(&self, cluster: &Cluster) -> u64 {
         if let Err(error) = self.refresh_cluster() {
             tracing::debug!(%error, "what the other nodes have is not known");
         }

@@ -17,11 +17,11 @@ use super::level;
 use super::send::WITHIN;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
+use crate::handles::Handle;
 use crate::node::Node;
-use crate::requests::handle::Handle;
 
 /// Bytes of a fragment that you have.
-pub(in crate::cluster) const FRAGMENT: u32 = 33;
+pub(crate) const FRAGMENT: u32 = 33;
 /// Bytes of a file that are gathered at a time.
 const STEP: u64 = 4 << 20;
 /// Files up to this length are taken over before they are read.
@@ -207,11 +207,7 @@ impl<'a> Gatherer<'a> {
 
 impl Node {
     /// Another node asks for bytes of a fragment.
-    pub(in crate::cluster) fn fragment_for(
-        &self,
-        cluster: &Cluster,
-        bytes: &[u8],
-    ) -> Result<Body, Fault> {
+    pub(crate) fn fragment_for(&self, cluster: &Cluster, bytes: &[u8]) -> Result<Body, Fault> {
         let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let key = (ask.ino, ask.version, ask.part);
         let range = (ask.offset, ask.len.min(MOST));
@@ -281,7 +277,7 @@ impl Node {
     }
 
     /// Reads a file by way of nobody: its owner is gone, and no other node has it whole yet.
-    pub(in crate::cluster) fn read_by_fragments(
+    pub(crate) fn read_by_fragments(
         &self,
         context: &Context,
         handle: &Handle,

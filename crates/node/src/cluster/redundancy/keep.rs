@@ -261,14 +261,14 @@ impl Node {
         let (ino, at) = (Ino(transfer.group.0), usize::from(transfer.shard));
         let Ok(target) = u16::try_from(transfer.target.0) else { return Ok(false) };
         let Some((file, known, grows)) = cluster.safety.made_of(ino) else { return Ok(false) };
-        let one = file.copying.lock();
+        let one = file.cluster.copying.lock();
         let same = cluster.safety.known(ino).is_some_and(|(now, _)| now == known);
         let (Some(place), true) = (at.checked_sub(1), same && !known.holders.contains(&target))
         else {
             return Ok(false);
         };
         let whole = |file: &crate::residency::files::File| {
-            file.changed_from.load(Ordering::Acquire) >= known.size
+            file.cluster.changed_from.load(Ordering::Acquire) >= known.size
         };
         if !grows || !whole(&file) {
             // Others made them, or bytes were overwritten since: it takes a version of this node's.

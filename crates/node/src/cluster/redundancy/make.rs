@@ -53,18 +53,18 @@ impl Node {
         level: Level,
     ) -> Result<Outcome> {
         // Who sends ahead makes way.
-        file.copies_wanted.fetch_add(1, Ordering::AcqRel);
-        let mut ahead = file.copying.lock();
-        file.copies_wanted.fetch_sub(1, Ordering::AcqRel);
+        file.cluster.copies_wanted.fetch_add(1, Ordering::AcqRel);
+        let mut ahead = file.cluster.copying.lock();
+        file.cluster.copies_wanted.fetch_sub(1, Ordering::AcqRel);
         // A file that nobody has open any more is as it was closed.
         self.residency.load(&Context::DAEMON, file)?;
         let ahead = ahead.take();
-        let changed = file.changed_from.swap(u64::MAX, Ordering::AcqRel);
+        let changed = file.cluster.changed_from.swap(u64::MAX, Ordering::AcqRel);
         let made = self.make_since(cluster, file, level, (changed, ahead));
         match made {
             // What is written anew from the beginning is sent ahead again.
-            Ok(Outcome::Made) => file.ahead_refused.store(false, Ordering::Release),
-            _ => drop(file.changed_from.fetch_min(changed, Ordering::AcqRel)),
+            Ok(Outcome::Made) => file.cluster.ahead_refused.store(false, Ordering::Release),
+            _ => drop(file.cluster.changed_from.fetch_min(changed, Ordering::AcqRel)),
         }
         made
     }

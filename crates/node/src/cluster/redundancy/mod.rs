@@ -39,15 +39,15 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 pub(crate) use self::ahead::Begun;
-pub(super) use self::balance::REBALANCE;
-pub(super) use self::gather::FRAGMENT;
+pub(crate) use self::balance::REBALANCE;
+pub(crate) use self::gather::FRAGMENT;
 use self::held::Held;
 pub use self::held::Kept;
 use self::keep::Keeper;
 use self::level::Level;
 use self::make::Outcome;
 pub(crate) use self::policy::ATTRIBUTE as REDUNDANCY;
-pub(super) use self::take_over::TAKE_OVER;
+pub(crate) use self::take_over::TAKE_OVER;
 use super::Cluster;
 use crate::error::Result;
 use crate::node::Node;
@@ -390,7 +390,7 @@ impl Node {
     }
 
     /// Another node stores a part of a copy here.
-    pub(super) fn store_part(
+    pub(crate) fn store_part(
         &self,
         cluster: &Cluster,
         put: &Put,
@@ -400,7 +400,7 @@ impl Node {
     }
 
     /// Another node needs a copy no longer.
-    pub(super) fn drop_part(&self, cluster: &Cluster, object: &ObjectId) -> Result<(), Fault> {
+    pub(crate) fn drop_part(&self, cluster: &Cluster, object: &ObjectId) -> Result<(), Fault> {
         let ObjectId { ino, version, part } = *object;
         let dropped = self.drop_copy_held(&cluster.safety.held, (ino, version, part));
         dropped.map_err(|error| Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) })

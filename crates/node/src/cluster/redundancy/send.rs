@@ -269,7 +269,7 @@ impl Node {
         if location.place.is_none() || matches!(location.base, Underlay::Spill(_)) {
             return Err(Failed::Moved);
         }
-        let read = self.read_with_gaps(file, &location, from, bytes)?;
+        let read = self.residency.read_with_gaps(file, &location, from, bytes)?;
         bytes[read..].fill(0);
         Ok(())
     }

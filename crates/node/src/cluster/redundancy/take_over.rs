@@ -22,7 +22,7 @@ use crate::residency::files::{File, FileRef};
 use crate::residency::residents::Resident;
 
 /// Take this file over, of which you have a copy.
-pub(in crate::cluster) const TAKE_OVER: u32 = 32;
+pub(crate) const TAKE_OVER: u32 = 32;
 
 /// Asks a node to take a file over.
 #[derive(Clone, PartialEq, Message)]
@@ -73,11 +73,7 @@ impl Node {
     }
 
     /// Another node asks for it.
-    pub(in crate::cluster) fn take_over_for(
-        &self,
-        cluster: &Cluster,
-        bytes: &[u8],
-    ) -> Result<(), Fault> {
+    pub(crate) fn take_over_for(&self, cluster: &Cluster, bytes: &[u8]) -> Result<(), Fault> {
         let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let node = u16::try_from(ask.node).map_err(|error| Fault::Invalid(error.to_string()))?;
         let (ino, owner) = (Ino(ask.ino), Incarnation { node, epoch: ask.epoch });
@@ -91,7 +87,7 @@ impl Node {
         match taken() {
             Ok(true) => Ok(()),
             Ok(false) => Err(Fault::NotHere),
-            Err(error) => Err(super::super::serve::fault(error)),
+            Err(error) => Err(super::super::faults::fault(error)),
         }
     }
 

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use super::dirs::MAX_PARENTS;
 use crate::config::Coherence;
 use crate::context::Context;
+use crate::error::is_gone;
 use crate::error::{NodeError, Result};
-use crate::requests::paths::is_gone;
 use crate::writeback::Writeback;
 
 /// Entries read from a directory at a time.

@@ -11,8 +11,9 @@ use super::names::os;
 use super::occupied::Room;
 use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
-use crate::residency::data::{Flushed, Target};
+use crate::residency::seams::Target;
 use crate::writeback::Writeback;
+use crate::writeback::flush::Flushed;
 
 impl Writeback {
     /// Publishes a file that the backing store does not have: complete, in one step.

@@ -9,8 +9,9 @@ use forebay_types::{Fingerprint, Ino};
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::residency::data::{Flushed, Target};
+use crate::residency::seams::Target;
 use crate::writeback::Writeback;
+use crate::writeback::flush::Flushed;
 
 /// Stands for the data side in tests.
 #[cfg(test)]

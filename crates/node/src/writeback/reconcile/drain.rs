@@ -12,11 +12,11 @@ use parking_lot::{Condvar, Mutex};
 use super::Remaining;
 use super::data_side::Kept;
 use super::queue::{Turn, batch_size};
+use crate::defects::Step;
 use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
 use crate::residency::files::File;
 use crate::writeback::Writeback;
-use crate::writeback::upkeep::Step;
 
 const PAGE: usize = 1000;
 const TELL_EVERY: Duration = Duration::from_millis(100);

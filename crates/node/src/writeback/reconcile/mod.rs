@@ -158,8 +158,10 @@ impl Writeback {
     /// call is enough. A file that can still be written never counts as equal, but a flush that
     /// began after the call has all that the caller means.
     pub(crate) fn reconcile_open(&self, file: &File) -> Result<()> {
-        let begun = file.flush_begun.load(Ordering::Acquire);
-        self.reconcile_until(file.ino, &|| file.flush_done.load(Ordering::Acquire) > begun)
+        let begun = file.writeback.flush_begun.load(Ordering::Acquire);
+        self.reconcile_until(file.ino, &|| {
+            file.writeback.flush_done.load(Ordering::Acquire) > begun
+        })
     }
 
     /// As [`Writeback::reconcile`], of an inode that programs may go on to change: what it is at the call is

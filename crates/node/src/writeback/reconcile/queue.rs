@@ -18,11 +18,11 @@ use super::refused::is_beyond_store;
 use super::work::Batch;
 use crate::clock;
 use crate::config::WritebackPolicy;
+use crate::defects::Step;
 use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
 use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
-use crate::writeback::upkeep::Step;
 
 /// Names and attributes reach the backing store this long after their change, so that what is
 /// temporary never gets there.

@@ -26,7 +26,8 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Pool;
-use crate::residency::data::{Flushed, Target};
+use crate::residency::seams::Target;
+use crate::writeback::flush::Flushed;
 
 /// A directory that goes with its owner.
 pub(crate) struct Scratch(PathBuf);

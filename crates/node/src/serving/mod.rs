@@ -1,8 +1,11 @@
-//! What this node does for others.
+//! What this node does when other nodes ask: it stands above the requests of its own programs, and
+//! carries out those of others by the same means.
+
+mod owner;
 
 use std::sync::{Arc, Weak};
 
-use forebay_meta::{Error as MetaError, Incarnation, RecallAim};
+use forebay_meta::{Incarnation, RecallAim};
 use forebay_peer::message::{
     Fault, Hello, ObjectId, Presence, Put, Read, ReadMap, Recall, RecallKind, Sync, Truncate,
     Write, WriteBack, Written,
@@ -11,21 +14,21 @@ use forebay_peer::{Body, Buffer, BufferPool, Call, Found, Service};
 use forebay_types::Ino;
 use prost::Message;
 
-use super::{Cluster, forwarding, moved, redundancy, replay_cache, sources};
-use crate::error::NodeError;
+use crate::cluster::faults::{asker, fault, same_epoch};
+use crate::cluster::{Cluster, forwarding, moved, redundancy, replay_cache, sources};
 use crate::node::Node;
 
 /// Bytes of buffers for what is lent that are kept for the next ones.
 const KEEP: usize = 32 << 20;
 
 /// The node, as others see it.
-pub(super) struct Serve {
+pub(crate) struct Serve {
     node: Weak<Node>,
     buffers: Arc<BufferPool>,
 }
 
 impl Serve {
-    pub(super) fn of(node: Weak<Node>) -> Self {
+    pub(crate) fn of(node: Weak<Node>) -> Self {
         Serve { node, buffers: BufferPool::new(KEEP) }
     }
 
@@ -41,32 +44,6 @@ impl Serve {
 /// The cluster that a node which was asked by another is in.
 fn cluster_of(node: &Node) -> Result<&Cluster, Fault> {
     node.cluster.as_ref().ok_or(Fault::Unsupported)
-}
-
-pub(super) fn same_epoch(cluster: &Cluster, epoch: u64) -> Result<(), Fault> {
-    match epoch == cluster.me.epoch {
-        true => Ok(()),
-        false => Err(Fault::WrongEpoch { epoch: cluster.me.epoch }),
-    }
-}
-
-/// The number of the node that asks.
-pub(super) fn asker(call: &Call) -> Result<u16, Fault> {
-    u16::try_from(call.from.node).map_err(|_| Fault::Invalid("there is no such node".into()))
-}
-
-/// What another node is told of a failure here.
-pub(super) fn fault(error: NodeError) -> Fault {
-    match error {
-        NodeError::Posix(errno) => Fault::Io { errno: errno.raw_os_error() },
-        NodeError::Meta(MetaError::Stale(_)) => Fault::Io { errno: libc::ESTALE },
-        NodeError::Busy | NodeError::ShuttingDown => Fault::Closing,
-        NodeError::Store(error) => Fault::Io { errno: error.errno() },
-        error => {
-            tracing::warn!(%error, "another node is not served");
-            Fault::Io { errno: libc::EIO }
-        }
-    }
 }
 
 impl Service for Serve {

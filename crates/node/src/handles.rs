@@ -4,14 +4,39 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use forebay_meta::Incarnation;
 use forebay_types::Ino;
+use parking_lot::Mutex;
 use sharded_slab::{Entry, Slab};
 
-use crate::cluster::{Remote, Seen};
+use crate::cluster::Seen;
 use crate::patterns::Tally;
 use crate::residency::files::FileRef;
 use crate::residency::shares::{Share, Shares};
 use crate::stream::OpenStream;
+
+/// By way of whom an open file is read and written, if not here.
+#[derive(Default)]
+pub(crate) struct Remote {
+    pub on: AtomicBool,
+    pub owner: Mutex<Option<Incarnation>>,
+}
+
+impl Remote {
+    pub(crate) fn by(owner: Incarnation) -> Self {
+        Remote { on: AtomicBool::new(true), owner: Mutex::new(Some(owner)) }
+    }
+
+    /// By way of whom the file is read and written, if not here.
+    pub(crate) fn owner(&self) -> Option<Incarnation> {
+        if self.is_on() { *self.owner.lock() } else { None }
+    }
+
+    /// Whether the file is read and written by way of another node. If not now, never again.
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+}
 
 /// How the kernel treats an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

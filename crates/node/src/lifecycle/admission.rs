@@ -6,16 +6,11 @@ use std::path::{Path, PathBuf};
 
 use forebay_meta::{Engine, Member, MetaStore, Redis, members_of, settings_of};
 
-use super::{BOUND, IDENTITY, bound_to, peers};
+use crate::cluster::{BOUND, IDENTITY, NO_SECRET, SECRET, bound_to, peers};
 use crate::config::{ClusterConfig, NodeConfig, PeerConfig};
 use crate::error::{NodeError, Result};
 use crate::lifecycle::members::{self, Expected};
 use crate::node::{BACKING_SETTING, METADATA, STORE_SETTING};
-
-/// What tells the secret of the nodes from others, without telling it.
-pub(super) const SECRET: &str = "cluster.secret";
-/// In its place where nodes talk without one.
-pub(super) const NO_SECRET: &str = "off";
 
 /// Refuses a node that can't be one of the cluster, with the reason. Nothing has changed then.
 ///
@@ -45,7 +40,7 @@ pub(crate) fn admit(
             )));
         }
     }
-    crate::node::check_shared_store(said[2].as_deref(), expected, config)?;
+    crate::lifecycle::start::check_shared_store(said[2].as_deref(), expected, config)?;
     match &cluster.peers {
         Some(peers) => judge_secret(engine, text(3).as_deref(), peers, me).map(drop),
         None => Ok(()),

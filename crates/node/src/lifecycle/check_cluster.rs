@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_meta::{Engine, MetaStore, Options, Redis, RedisOptions};
 
-use super::life::BEAT;
+use crate::cluster::life::BEAT;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::check::Checked;
 

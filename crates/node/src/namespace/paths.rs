@@ -4,20 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_core::steward::Event;
-use forebay_meta::{Error as MetaError, Record};
-use forebay_store::ErrorClass;
+use forebay_meta::Record;
 use forebay_types::{FileKind, Ino};
-use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::error::{NodeError, Result};
+use crate::error::{Result, is_gone};
 use crate::node::Node;
-
-/// Whether an error says that an inode is not there any more.
-pub(crate) fn is_gone(error: &NodeError) -> bool {
-    matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))
-        || matches!(error, NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_)))
-}
 
 /// How much of a file is on the tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
