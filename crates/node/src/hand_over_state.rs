@@ -320,3 +320,44 @@ impl LockOwner {
         if self.whole { Family::Whole } else { Family::Ranges }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_meta::FileKind;
+
+    #[test]
+    fn next_generation_when_handles_are_old_then_none_of_theirs() {
+        let handle =
+            |generation: u64| OpenHandle { fh: generation << 52 | 7, ..Default::default() };
+        let handed_over = HandOverState {
+            generation: u32::from(GENERATIONS) - 1,
+            handles: vec![handle(0), handle(1), handle(3)],
+            ..HandOverState::default()
+        };
+        assert_eq!(handed_over.next_generation(), 2);
+        assert_eq!(HandOverState::default().next_generation(), 1);
+    }
+
+    #[test]
+    fn departed_when_handed_on_then_all_attributes_are_there() {
+        let time = |sec| Timestamp::new(sec, 999_999_999);
+        let attr = Attr {
+            kind: FileKind::Directory,
+            perm: 0o1777,
+            uid: 1,
+            gid: 2,
+            nlink: 0,
+            rdev: 3,
+            size: 4,
+            atime: time(-5),
+            mtime: time(6),
+            ctime: time(7),
+            btime: time(8),
+        };
+        let bytes = RemovedInode::new(9, &attr).encode_to_vec();
+        let back = RemovedInode::decode(&bytes[..]).expect("decodes");
+        assert_eq!((back.ino, back.attr()), (9, Some(attr)));
+        assert_eq!(RemovedInode::default().attr(), None);
+    }
+}

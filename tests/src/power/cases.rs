@@ -61,6 +61,18 @@ fn past_the_tiers(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
     ops.push(write(&name, 10, 3, Sync::None));
     ops.push(commit(&name));
     case("a spilled file, changed and not synced", "1h", ops, TIERS);
+    for (what, last) in [
+        ("a removal of a spilled file that nobody has synced", None),
+        ("a spilled file, emptied and not synced", Some(0)),
+    ] {
+        let name = named(what);
+        let last = match last {
+            None => Op::Remove { name: name.clone(), dir: false },
+            Some(blocks) => Op::Truncate { name: name.clone(), blocks, sync: false },
+        };
+        let ops = vec![write(&name, 0, BEYOND, Sync::Fsync), last, Op::Pause { millis: 500 }];
+        case(what, "1h", ops, &["state"]);
+    }
     let name = named("published");
     let ops = vec![write(&name, 0, BEYOND, Sync::Fsync), Op::Pause { millis: 1500 }, commit(&name)];
     case("a write-back of a spilled file", "close", ops, &["state", "backing"]);

@@ -208,8 +208,16 @@ impl Residency {
     pub(crate) fn drop_spills(&self, until: Instant) {
         let Some(_at_it) = self.removals.2.at_it.try_lock_until(until) else { return };
         let due = std::mem::take(&mut *self.removals.2.due.lock());
+        if due.is_empty() {
+            return;
+        }
+        if let Err(error) = self.meta.sync() {
+            tracing::debug!(%error, "the spill files of removed files go later");
+            self.removals.2.due.lock().extend(due);
+            return;
+        }
         for ino in due {
-            if let Err(error) = self.drop_spill(Ino(ino)) {
+            if let Err(error) = self.drop_forgotten_spill(Ino(ino)) {
                 tracing::debug!(ino, %error, "the spill file of a removed file goes later");
                 self.removals.2.due.lock().insert(ino);
             }

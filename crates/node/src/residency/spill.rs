@@ -432,6 +432,10 @@ impl Residency {
         // What an earlier use may have left there is not this file's.
         self.keep_spill(ino);
         self.above.forget_half_written(ino)?;
+        if self.has_spill_noted(ino) {
+            // Until that is durable the file may have to be read from there after a power cut.
+            self.meta.sync()?;
+        }
         self.backing.remove_spill(ino.0)?;
         let map = match over {
             None => None,
@@ -558,8 +562,16 @@ impl Residency {
         self.set_spill_aside(ino, "the index does not know it")
     }
 
-    /// Removes the spill file of a file, its map, and what was noted about it.
+    /// Removes the spill file of a file that was removed or has let go of it. Not before that is durable:
+    /// a power cut that takes it back needs the spill file again.
     pub(crate) fn drop_spill(&self, ino: Ino) -> Result<()> {
+        self.meta.sync()?;
+        self.drop_forgotten_spill(ino)
+    }
+
+    /// As [`Residency::drop_spill`], of a file that has let go of it durably: removes it, its map, and what
+    /// was noted about it.
+    pub(crate) fn drop_forgotten_spill(&self, ino: Ino) -> Result<()> {
         self.backing.remove_spill(ino.0)?;
         Ok(self.meta.remove_setting(&spill_setting(ino))?)
     }
