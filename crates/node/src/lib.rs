@@ -67,7 +67,7 @@ pub use residency::inode_alias::{node_id, of_node_id};
 
 pub use kernel::Kernel;
 pub use lifecycle::hand_over::{
-    HandOverState, HandleMode, OpenHandle, RemovedInode, ResidentObject,
+    HandOverState, HandleMode, OpenHandle, RemovedInode, ResidentObject, SetIdsSince,
 };
 pub use lifecycle::members::check_tiers;
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Stat, Statfs};
