@@ -524,6 +524,37 @@ fn conflicts_when_resolved_in_any_way_then_the_list_has_them_no_more() {
 }
 
 #[test]
+fn file_that_others_renamed_when_they_link_it_then_both_names_are_one_file() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/file"), b"base").unwrap();
+    site.mount(&["--attr-timeout", "100ms", "--entry-timeout", "100ms"]);
+    let names = || {
+        std::thread::sleep(Duration::from_millis(300));
+        let entries = fs::read_dir(site.path("mnt")).unwrap().map(|entry| entry.unwrap());
+        let mut all: Vec<_> =
+            entries.map(|entry| (entry.file_name(), entry.metadata().unwrap().ino())).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(names().len(), 1);
+    fs::rename(site.path("backing/file"), site.path("backing/moved")).unwrap();
+    assert_eq!(names().len(), 1);
+    fs::hard_link(site.path("backing/moved"), site.path("backing/other")).unwrap();
+    let [(_, first), (_, second)] = &names()[..] else { panic!("{:?}", names()) };
+    assert_eq!(first, second);
+    for name in ["moved", "other"] {
+        fs::write(site.path("mnt").join(name), name).unwrap();
+        assert_eq!(site.run(&["sync", "--quiet", &site.text("mnt")]).0, 0);
+    }
+    assert_eq!(site.status()["conflicts"], serde_json::json!([]));
+    assert_eq!(fs::read(site.path("backing/moved")).unwrap(), b"other");
+    site.umount();
+}
+
+#[test]
 fn conflicts_when_names_above_or_of_them_change_then_the_list_follows() {
     if !can_mount() {
         return;
@@ -550,8 +581,9 @@ fn conflicts_when_names_above_or_of_them_change_then_the_list_follows() {
         let mut paths = Vec::new();
         for conflict in all {
             let (path, kept_as) = (conflict["path"].as_str(), conflict["kept_as"].as_str());
-            assert_eq!(fs::read(path.unwrap()).unwrap(), b"from others", "{text}");
-            assert_eq!(fs::read(kept_as.unwrap()).unwrap(), b"from here", "{text}");
+            let read = |path: Option<&str>| fs::read(path.unwrap()).unwrap_or_default();
+            assert_eq!(read(path), b"from others", "{text}");
+            assert_eq!(read(kept_as), b"from here", "{text}");
             paths.push(path.unwrap().strip_prefix(&site.text("mnt/")).unwrap().to_owned());
         }
         paths.sort();

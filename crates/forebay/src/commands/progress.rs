@@ -7,6 +7,9 @@ use crate::control::Progress;
 use crate::printable::one_line;
 use crate::render;
 
+/// Of many failures one is told in such a time.
+const FAILURES_APART: Duration = Duration::from_secs(5);
+
 /// Shows how far an operation is.
 #[derive(Debug)]
 pub struct Meter {
@@ -15,8 +18,8 @@ pub struct Meter {
     started: Instant,
     shown: Option<Instant>,
     drawn: bool,
-    /// The failure that was told last.
-    failure: Option<String>,
+    /// The failure that was told last, and when.
+    failure: Option<(String, Instant)>,
 }
 
 impl Meter {
@@ -35,18 +38,17 @@ impl Meter {
         self.show_line(|| render::progress(progress, bytes as f64 / elapsed));
     }
 
-    /// What holds the work up is said at once, on a line of its own, and once.
+    /// What holds the work up is said at once, on a line of its own, and again only if it is another thing.
     fn tell_failure(&mut self, error: Option<&String>) {
-        let Some(error) = error.filter(|error| Some(*error) != self.failure.as_ref()) else {
-            return;
-        };
-        if self.quiet {
+        let Some(error) = error.filter(|_| !self.quiet) else { return };
+        let told = self.failure.as_ref();
+        if told.is_some_and(|(told, when)| told == error || when.elapsed() < FAILURES_APART) {
             return;
         }
-        self.failure = Some(error.clone());
+        self.failure = Some((error.clone(), Instant::now()));
         let clear = if self.drawn { "\r\x1b[K" } else { "" };
-        let _ =
-            writeln!(io::stderr(), "{clear}not written: {}; it is tried again", one_line(error));
+        let error = one_line(error);
+        let _ = writeln!(io::stderr(), "{clear}not written: {error}; it is tried again");
     }
 
     /// Shows a line, if it is time to.

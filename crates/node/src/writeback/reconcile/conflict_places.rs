@@ -123,6 +123,7 @@ impl Writeback {
         let here = self.meta.path(Ino(seen.dir)).ok().flatten();
         let beside = self.renamed_beside(seen.dir_below, split(was).0);
         let theirs = self.path_of_number(seen.theirs).map(|path| split(&path).0.to_vec());
+        tracing::debug!(?seen, ?here, ?beside, ?theirs, "a conflict is not where it was");
         [here, beside, theirs].into_iter().flatten().collect()
     }
 

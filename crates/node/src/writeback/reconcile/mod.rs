@@ -113,7 +113,8 @@ const UNREADABLE: &str = "copy what can be read of the file and remove it; or, a
     `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
 
 /// What can be done where the backing store has no room.
-const FULL: &str = "the backing store is full, and what it lacks stays on the tiers: make room there (or     raise the quota), and it follows by itself; `forebay sync` waits for it";
+const FULL: &str = "the backing store is full, and what it lacks stays on the tiers: make room there (or \
+    raise the quota), and it follows by itself; `forebay sync` waits for it";
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
 const MAX_PARENTS: usize = 2000;
@@ -435,10 +436,11 @@ impl Writeback {
             {
                 format!("{error}; {UNREADABLE}")
             }
-            NodeError::Store(StoreError::Io { path, .. })
+            // Not with the name that it was written under, which no user knows.
+            NodeError::Store(StoreError::Io { path, source, .. })
                 if error.class() == Some(ErrorClass::NoSpace) && !on_a_tier(path) =>
             {
-                format!("{error}; {FULL}")
+                format!("{source}; {FULL}")
             }
             _ => error.to_string(),
         }

@@ -25,3 +25,23 @@ fn full_store_when_it_keeps_files_back_then_the_reason_says_what_to_do_until_all
     assert_eq!((told(), writeback.backlog_len() > 0), (String::new(), true));
     bench.drained();
 }
+
+#[test]
+fn sync_of_what_a_full_store_keeps_back_when_its_time_passes_then_it_fails_with_the_reason() {
+    let flaky = Arc::new(Flaky::new(7));
+    let bench = Bench::with(flaky.clone(), |_| {});
+    bench.write("file", b"bytes");
+    flaky.set_rules(vec![Rule::always(Operation::Commit, libc::ENOSPC)]);
+    for limit in [0, 1, 100, 400] {
+        let until = Instant::now() + Duration::from_millis(limit);
+        let synced = bench.node.writeback.sync_subtree(Ino::ROOT, until, &mut |_| true);
+        let synced = synced.expect("it ends");
+        assert!(!synced.complete && synced.left.entries <= 1, "{limit} ms: {synced:?}");
+        if limit >= 100 {
+            let [(path, why)] = &synced.failures[..] else { panic!("{synced:?}") };
+            assert!(path == b"file" && why.contains("make room"), "{why}");
+        }
+    }
+    flaky.set_rules(vec![]);
+    bench.drained();
+}
