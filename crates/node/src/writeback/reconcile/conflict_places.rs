@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use forebay_meta::{EntryPlus, Link};
 use forebay_store::ErrorClass;
 use forebay_types::Ino;
 
@@ -10,7 +11,6 @@ use super::conflict::Conflict;
 use super::names::os;
 use crate::error::Result;
 use crate::writeback::Writeback;
-use forebay_meta::Link;
 
 /// Entries of a directory that are looked at at a time.
 const PAGE: usize = 1000;
@@ -131,14 +131,24 @@ impl Writeback {
     fn renamed_beside(&self, number: u64, parent: &[u8]) -> Option<Vec<u8>> {
         let dir = self.find_path(&PathBuf::from(os(parent))).ok().filter(|_| number != 0)?;
         self.list_now(dir).ok()?;
+        let handle = self.backing_dir(dir).ok()?;
         let mut after = 0;
         loop {
             let page = self.meta.entries_plus(dir, after, PAGE).ok()?;
             after = page.last()?.entry.cursor;
-            let same = page.iter().find(|item| {
-                let print = item.record.backing.fingerprint;
-                item.record.is_directory() && print.is_some_and(|print| print.ino == number)
-            });
+            let is_it = |item: &&EntryPlus| {
+                let record = &item.record;
+                record.is_directory()
+                    && match record.backing.fingerprint {
+                        Some(print) => print.ino == number,
+                        // Nobody has looked into it yet.
+                        None => {
+                            let found = self.backing.stat(&handle, os(&item.entry.name));
+                            found.is_ok_and(|found| found.ino == number)
+                        }
+                    }
+            };
+            let same = page.iter().find(is_it);
             if let Some(same) = same {
                 return self.meta.path(same.record.ino).ok().flatten();
             }
