@@ -1,6 +1,7 @@
 //! Where the versions of a conflict are now: their directories and names may be changed, here and by
 //! others, as those of any file.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use forebay_meta::{EntryPlus, Link};
@@ -60,9 +61,9 @@ impl Writeback {
     /// this mount's version is gone for certain are forgotten first.
     pub fn conflicts_looked_after(&self) -> Vec<Conflict> {
         let (_, all) = self.conflicts();
-        let mut gone = Vec::new();
+        let (mut gone, mut listed) = (Vec::new(), HashSet::new());
         for conflict in all {
-            let now = self.as_it_is_now(&conflict);
+            let now = self.as_it_is_now(&conflict, &mut listed);
             let kept_as = now.kept_as();
             if !kept_as.is_empty() && self.is_missing(&kept_as) {
                 gone.push(conflict);
@@ -94,7 +95,7 @@ impl Writeback {
     }
 
     /// A conflict with the names that its versions have now, as far as they can be found.
-    fn as_it_is_now(&self, conflict: &Conflict) -> Conflict {
+    fn as_it_is_now(&self, conflict: &Conflict, listed: &mut HashSet<Ino>) -> Conflict {
         let mut now = conflict.clone();
         let kept_as = conflict.kept_as();
         let (was_in, name) = split(&conflict.path);
@@ -104,14 +105,14 @@ impl Writeback {
         let is_home = |dir: &Vec<u8>| !self.is_missing(&join(dir, mark));
         let mut moved = None;
         if self.is_missing(if kept_as.is_empty() { &conflict.path } else { &kept_as }) {
-            moved = self.directories_of(&conflict.seen, home).into_iter().find(is_home);
+            moved = self.directories_of(&conflict.seen, home, listed).into_iter().find(is_home);
         }
         let home = moved.as_deref().unwrap_or(home);
         if moved.is_some() {
             now.path = join(home, name);
         }
         if self.is_missing(&now.path) {
-            now.path = self.theirs_now(&conflict.seen, home).unwrap_or(now.path);
+            now.path = self.theirs_now(&conflict.seen, home, listed).unwrap_or(now.path);
         }
         let together = conflict.ours.is_none() || split(&now.path).0 == home;
         now.apart = (!together).then(|| home.to_vec());
@@ -119,18 +120,23 @@ impl Writeback {
     }
 
     /// Where a directory may be that is not at its path any more.
-    fn directories_of(&self, seen: &Seen, was: &[u8]) -> Vec<Vec<u8>> {
+    fn directories_of(&self, seen: &Seen, was: &[u8], listed: &mut HashSet<Ino>) -> Vec<Vec<u8>> {
         let here = self.meta.path(Ino(seen.dir)).ok().flatten();
-        let beside = self.renamed_beside(seen.dir_below, split(was).0);
+        let beside = self.renamed_beside(seen.dir_below, split(was).0, listed);
         let theirs = self.path_of_number(seen.theirs).map(|path| split(&path).0.to_vec());
         tracing::debug!(?seen, ?here, ?beside, ?theirs, "a conflict is not where it was");
         [here, beside, theirs].into_iter().flatten().collect()
     }
 
     /// The directory with a number in the backing store, if others gave it another name in its own one.
-    fn renamed_beside(&self, number: u64, parent: &[u8]) -> Option<Vec<u8>> {
+    fn renamed_beside(
+        &self,
+        number: u64,
+        parent: &[u8],
+        listed: &mut HashSet<Ino>,
+    ) -> Option<Vec<u8>> {
         let dir = self.find_path(&PathBuf::from(os(parent))).ok().filter(|_| number != 0)?;
-        self.list_now(dir).ok()?;
+        self.list_once(dir, listed);
         let handle = self.backing_dir(dir).ok()?;
         let mut after = 0;
         loop {
@@ -156,12 +162,21 @@ impl Writeback {
     }
 
     /// The name that others gave what they made, or somebody here.
-    fn theirs_now(&self, seen: &Seen, home: &[u8]) -> Option<Vec<u8>> {
+    fn theirs_now(&self, seen: &Seen, home: &[u8], listed: &mut HashSet<Ino>) -> Option<Vec<u8>> {
         if let Ok(dir) = self.find_path(&PathBuf::from(os(home))) {
             // Its new name may not have been seen yet.
-            let _ = self.list_now(dir);
+            self.list_once(dir, listed);
         }
         self.path_of_number(seen.theirs)
+    }
+
+    /// Reads a directory anew, however many conflicts there are in it.
+    fn list_once(&self, dir: Ino, listed: &mut HashSet<Ino>) {
+        if listed.insert(dir)
+            && let Err(error) = self.list_now(dir)
+        {
+            tracing::debug!(%dir, %error, "not looked at for what was moved from a conflict");
+        }
     }
 
     /// The path of a file by its number in the backing store.

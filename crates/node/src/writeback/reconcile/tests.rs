@@ -700,6 +700,7 @@ mod durable;
 mod full_store;
 mod imports;
 mod interleaved;
+mod many_names;
 mod model;
 mod stale;
 mod times_kept;
