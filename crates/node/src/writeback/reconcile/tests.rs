@@ -697,10 +697,8 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
 }
 
 mod durable;
-mod full_store;
 mod imports;
 mod interleaved;
-mod many_names;
 mod model;
 mod stale;
 mod times_kept;
