@@ -256,9 +256,6 @@ fn dirty(status: &Status, line: Line<'_>) {
     for path in backlog.list.iter().take(ROWS_MAX) {
         line(format_args!("               {path}  (name or attributes)"));
     }
-    if let Some(error) = &backlog.last_error {
-        line(format_args!("               last attempt failed: {}", one_line(error)));
-    }
 }
 
 /// The end of a line about a file: why the last attempt failed. Errors have names of files in them.
@@ -364,6 +361,9 @@ pub fn conflicts(conflicts: &[Conflict]) -> String {
 
 /// What does not reach the backing store, by its fault or by ours.
 fn kept_here(status: &Status, line: Line<'_>) {
+    if let Some(error) = &status.backlog.last_error {
+        line(format_args!("  write-back   the last attempt failed: {}", one_line(error)));
+    }
     for refused in status.refused.iter().take(ROWS_MAX) {
         line(format_args!(
             "  refused      {}: the backing store does not take {}: {}",

@@ -94,13 +94,13 @@ fn status_when_there_are_troubles_then_all_are_told() {
                and 11 more
   backlog      3 names to bring in line, oldest 2 s
                new-name  (name or attributes)
-               last attempt failed: timed out
   tier         /dev/shm/f  [###############.....] 75 %  3.00 GiB of 4.00 GiB, 12,345 files, dirty 10.0 MiB, reserved 64.0 MiB
                others use its file system: only 512 MiB are free
   at work      warm, for 12 s: 3 of 10 files, 1.00 GiB of 4.00 GiB
   errors       2 given to programs; see the log
   conflicts    1 file was changed here and by others; `forebay conflicts --help` says what to do
                c: your version is c.conflict-1
+  write-back   the last attempt failed: timed out
   refused      e: the backing store does not take its place: no such name
   defect       f: writing it back has ended a daemon by a defect of Forebay: not tried again before the next mount or `forebay upgrade`; the log tells more, please report it
   stuck        flush of d has waited 31 s
@@ -124,6 +124,18 @@ fn status_when_drained_then_it_says_so_in_text_and_json() {
     assert_eq!(json["mountpoint"], "/m");
     assert_eq!(json["dirty"]["files"], 0);
     assert_eq!(json["peers"], serde_json::json!([]));
+}
+
+#[test]
+fn status_when_the_write_back_fails_then_that_is_a_trouble() {
+    let last_error = Some("/f: No space left on device; make room".to_owned());
+    let failing = Status {
+        backlog: Backlog { entries: 1, last_error, ..Backlog::default() },
+        ..Status::default()
+    };
+    let text = status(&failing, false);
+    let told = "  write-back   the last attempt failed: /f: No space left on device; make room\n";
+    assert!(text.ends_with(told) && !text.contains("trouble"), "{text}");
 }
 
 #[test]

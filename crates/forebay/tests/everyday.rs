@@ -524,6 +524,101 @@ fn conflicts_when_resolved_in_any_way_then_the_list_has_them_no_more() {
 }
 
 #[test]
+fn file_that_others_renamed_when_they_link_it_then_both_names_are_one_file() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/file"), b"base").unwrap();
+    site.mount(&["--attr-timeout", "100ms", "--entry-timeout", "100ms"]);
+    let names = || {
+        std::thread::sleep(Duration::from_millis(300));
+        let entries = fs::read_dir(site.path("mnt")).unwrap().map(|entry| entry.unwrap());
+        let mut all: Vec<_> =
+            entries.map(|entry| (entry.file_name(), entry.metadata().unwrap().ino())).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(names().len(), 1);
+    fs::rename(site.path("backing/file"), site.path("backing/moved")).unwrap();
+    assert_eq!(names().len(), 1);
+    fs::hard_link(site.path("backing/moved"), site.path("backing/other")).unwrap();
+    let [(_, first), (_, second)] = &names()[..] else { panic!("{:?}", names()) };
+    assert_eq!(first, second);
+    for name in ["moved", "other"] {
+        fs::write(site.path("mnt").join(name), name).unwrap();
+        assert_eq!(site.run(&["sync", "--quiet", &site.text("mnt")]).0, 0);
+    }
+    assert_eq!(site.status()["conflicts"], serde_json::json!([]));
+    assert_eq!(fs::read(site.path("backing/moved")).unwrap(), b"other");
+    site.umount();
+}
+
+#[test]
+fn conflicts_when_names_above_or_of_them_change_then_the_list_follows() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let names = ["file", "dir/file", "moved/file"];
+    for dir in ["dir", "moved", "elsewhere"] {
+        fs::create_dir(site.path("backing").join(dir)).unwrap();
+    }
+    for name in names {
+        fs::write(site.path("backing").join(name), b"base").unwrap();
+    }
+    site.mount(&["--writeback", "evict", "--attr-timeout", "100ms", "--entry-timeout", "100ms"]);
+    for name in names {
+        fs::write(site.path("mnt").join(name), b"from here").unwrap();
+        fs::write(site.path("backing").join(name), b"from others").unwrap();
+    }
+    site.run(&["sync", "--quiet", &site.text("mnt")]);
+    let listed = || -> Vec<String> {
+        std::thread::sleep(Duration::from_millis(300));
+        let (code, text) = site.run(&["conflicts", "list", "--json", &site.text("mnt")]);
+        assert_eq!(code, 0, "{text}");
+        let all: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let mut paths = Vec::new();
+        for conflict in all {
+            let (path, kept_as) = (conflict["path"].as_str(), conflict["kept_as"].as_str());
+            let read = |path: Option<&str>| fs::read(path.unwrap()).unwrap_or_default();
+            assert_eq!(read(path), b"from others", "{text}");
+            assert_eq!(read(kept_as), b"from here", "{text}");
+            paths.push(path.unwrap().strip_prefix(&site.text("mnt/")).unwrap().to_owned());
+        }
+        paths.sort();
+        paths
+    };
+    assert_eq!(listed(), ["dir/file", "file", "moved/file"]);
+    // By others below: theirs, within its directory and to another one, and a whole directory.
+    let rename_below = |from: &str, to: &str| {
+        fs::rename(site.path("backing").join(from), site.path("backing").join(to)).unwrap();
+    };
+    rename_below("file", "other");
+    rename_below("dir", "other-dir");
+    assert_eq!(listed(), ["moved/file", "other", "other-dir/file"]);
+    rename_below("moved/file", "elsewhere/file");
+    assert_eq!(fs::read_dir(site.path("mnt/elsewhere")).unwrap().count(), 1);
+    assert_eq!(listed(), ["elsewhere/file", "other", "other-dir/file"]);
+    // And here.
+    fs::rename(site.path("mnt/other-dir"), site.path("mnt/elsewhere/dir")).unwrap();
+    fs::rename(site.path("mnt/other"), site.path("mnt/again")).unwrap();
+    let last = ["again", "elsewhere/dir/file", "elsewhere/file"];
+    assert_eq!(listed(), last);
+    site.umount();
+    site.mount(&[]);
+    assert_eq!(listed(), last, "after a restart");
+    for name in last {
+        let path = site.path("mnt").join(name);
+        let (code, text) =
+            site.run(&["conflicts", "resolve", "--keep", "ours", path.to_str().unwrap()]);
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(fs::read(&path).unwrap(), b"from here");
+    }
+    assert_eq!(listed(), [""; 0]);
+}
+
+#[test]
 fn conflict_when_the_version_to_be_kept_is_gone_then_the_other_one_is_not_removed() {
     if !can_mount() {
         return;

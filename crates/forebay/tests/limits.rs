@@ -107,6 +107,40 @@ fn state_when_its_disk_is_full_then_changes_get_enospc_and_all_that_is_known_can
     assert!(site.path("backing/dir").is_dir());
 }
 
+#[test]
+fn backing_store_when_it_is_full_then_status_and_sync_say_so_and_what_to_do() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::remove_dir(site.path("backing")).unwrap();
+    let store = Memory::new(&site, "backing", "4m");
+    site.mount(&["--writeback", "evict", "--drain-timeout", "3s"]);
+    let filler = store.fill();
+    fs::write(site.path("mnt/kept"), vec![7; 1 << 20]).unwrap();
+    let (code, text) = site.run(&["sync", &site.text("mnt")]);
+    let why = |text: &str| {
+        let line = text.lines().find(|line| line.contains("/kept: ") && line.contains("No space"));
+        line.is_some_and(|line| {
+            line.contains("the backing store is full") && line.contains("make room")
+        })
+    };
+    assert_eq!(code, 1, "{text}");
+    let line = |start| text.lines().find(|line: &&str| line.starts_with(start)).unwrap_or_default();
+    assert!(why(line("not written: ")), "while it waits: {text}");
+    assert!(line("  kept: ").contains("make room"), "at its end: {text}");
+    let (_, text) = site.run(&["status", &site.text("mnt")]);
+    assert!(!text.contains("trouble      none"), "{text}");
+    assert!(why(&text), "{text}");
+    fs::remove_file(filler).unwrap();
+    let (code, text) = site.run(&["sync", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    let (_, text) = site.run(&["status", &site.text("mnt")]);
+    assert!(text.contains("trouble      none"), "{text}");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/kept")).unwrap(), vec![7; 1 << 20]);
+}
+
 /// An ext4 file system in a file, for one test.
 struct Disk {
     dir: PathBuf,

@@ -5,6 +5,7 @@ mod site;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use load::Load;
@@ -340,4 +341,102 @@ fn upgrade_when_the_supervisor_is_dead_then_the_mount_goes_on_without_one() {
     assert!(log.contains("if this daemon dies it is not restarted"), "{log}");
     site.umount();
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"text");
+}
+
+/// A file that is open for writing, by root or by the user, when its set-id bits are set.
+fn made_set_id_while_open(site: &Site, user: bool) -> fs::File {
+    let path = site.path("mnt/program");
+    let _ = fs::remove_file(&path);
+    fs::write(&path, "a program").unwrap();
+    if user {
+        std::os::unix::fs::chown(&path, Some(USER), Some(USER)).unwrap();
+    }
+    let mut open = || fs::File::options().read(true).write(true).open(&path).unwrap();
+    let file = if user { as_user(&mut open) } else { open() };
+    set_mode(&path, 0o4755);
+    file
+}
+
+const USER: u32 = 65_534;
+
+/// Calls with the rights that a plain user has on files.
+fn as_user<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: plain calls, for this thread alone.
+    unsafe { libc::setfsuid(USER) };
+    let result = call();
+    // SAFETY: as above.
+    unsafe { libc::setfsuid(0) };
+    result
+}
+
+fn set_mode(path: &std::path::Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn mode(site: &Site) -> u32 {
+    fs::metadata(site.path("mnt/program")).unwrap().mode() & 0o7777
+}
+
+/// A site whose daemon takes another's place by an upgrade, and by a death.
+fn with_other_daemons(test: fn(&Site, &dyn Fn())) {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    set_mode(site.root.path(), 0o755);
+    site.mount(&["--allow-other", "--suid", "--restart-limit", "100"]);
+    test(&site, &|| {
+        let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+        assert_eq!(code, 0, "{text}");
+    });
+    test(&site, &|| {
+        let daemon = site.daemon();
+        kill(daemon);
+        next_daemon(&site, daemon);
+    });
+    site.umount();
+}
+
+#[test]
+fn set_id_bits_when_root_writes_after_another_daemon_came_then_they_stay() {
+    with_other_daemons(|site, other_daemon| {
+        let old = made_set_id_while_open(site, false);
+        assert!(site.status()["passthrough"].to_string().contains("opens"), "{}", site.status());
+        other_daemon();
+        let new = fs::File::options().write(true).open(site.path("mnt/program")).unwrap();
+        for (which, file) in [("new", &new), ("old", &old)] {
+            file.write_at(b"A", 0).unwrap();
+            assert_eq!(mode(site), 0o4755, "written through the {which} handle");
+        }
+        drop((old, new));
+        assert_eq!(mode(site), 0o4755);
+    });
+}
+
+#[test]
+fn set_id_bits_when_a_user_writes_after_another_daemon_came_then_they_go() {
+    with_other_daemons(|site, other_daemon| {
+        let old = made_set_id_while_open(site, true);
+        other_daemon();
+        assert_eq!(mode(site), 0o4755);
+        as_user(|| old.write_at(b"A", 0).unwrap());
+        assert_eq!(mode(site), 0o755);
+    });
+}
+
+#[test]
+fn set_id_bits_when_a_user_wrote_just_before_an_upgrade_then_they_go() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    set_mode(site.root.path(), 0o755);
+    site.mount(&["--allow-other", "--suid"]);
+    let old = made_set_id_while_open(&site, true);
+    as_user(|| old.write_at(b"A", 0).unwrap());
+    let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(mode(&site), 0o755);
+    drop(old);
+    site.umount();
 }

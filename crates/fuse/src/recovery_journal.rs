@@ -51,6 +51,8 @@ const APPEND: u32 = 1 << 26;
 /// Used by way of another node: its number and its start take the words of what such a handle does not
 /// have, a registration and a promise.
 const REMOTE: u32 = 1 << 25;
+const KEEPS_SET_IDS: u32 = 1 << 24;
+const DURABLY: u32 = 1 << 23;
 const MODE: u32 = 0xff;
 /// The alias of the file has 8 bits from here.
 const FACE_SHIFT: u32 = 8;
@@ -460,6 +462,8 @@ impl HandleSlot {
             | flag(handle.promised.is_some() && !remote, PROMISED)
             | flag(handle.append, APPEND)
             | flag(remote, REMOTE)
+            | flag(handle.keeps_set_ids, KEEPS_SET_IDS)
+            | flag(handle.durably, DURABLY)
             | flag(handle.stream.is_some(), STREAM)
             | u32::from(handle.alias()) << FACE_SHIFT
             | (handle.mode.cast_unsigned() & MODE);
@@ -487,6 +491,8 @@ impl HandleSlot {
             owner_epoch: if remote { promised } else { 0 },
             alias: bits >> FACE_SHIFT & 0xff,
             object: self.object.load(Ordering::Relaxed),
+            keeps_set_ids: bits & KEEPS_SET_IDS != 0,
+            durably: bits & DURABLY != 0,
         };
         (bits & USED != 0).then(|| (handle, self.unique.load(Ordering::Relaxed)))
     }
@@ -542,6 +548,8 @@ mod tests {
             append: fh.is_multiple_of(7),
             alias: (fh % 256) as u32,
             object: fh << 33,
+            keeps_set_ids: fh.is_multiple_of(11),
+            durably: fh.is_multiple_of(13),
             ..OpenHandle::default()
         }
     }

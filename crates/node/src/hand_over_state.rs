@@ -52,6 +52,26 @@ pub struct HandOverState {
     /// What ended the last daemon, or one before it, by a defect.
     #[prost(message, repeated, tag = "11")]
     pub defects: Vec<BackgroundWork>,
+    /// How objects were when set-id bits were set that the next unseen write of a plain user takes away.
+    #[prost(message, repeated, tag = "12")]
+    pub set_ids: Vec<SetIdsSince>,
+}
+
+/// How the object of a file was when its set-id bits were set.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct SetIdsSince {
+    /// The inode number.
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// Length of the object in bytes.
+    #[prost(uint64, tag = "2")]
+    pub size: u64,
+    /// Its modification time: seconds since 1970.
+    #[prost(sint64, tag = "3")]
+    pub sec: i64,
+    /// And nanoseconds.
+    #[prost(uint32, tag = "4")]
+    pub nsec: u32,
 }
 
 /// An open file.
@@ -96,6 +116,12 @@ pub struct OpenHandle {
     /// Tells the registered object from others; 0 if it is not known.
     #[prost(fixed64, tag = "13")]
     pub object: u64,
+    /// Whether set-id bits stay over its writes.
+    #[prost(bool, tag = "14")]
+    pub keeps_set_ids: bool,
+    /// Whether whatever changes the file through it is durable when it returns.
+    #[prost(bool, tag = "15")]
+    pub durably: bool,
 }
 
 /// How the kernel treats an open file: [`OpenMode`] without its values.
@@ -239,6 +265,8 @@ impl OpenHandle {
             owner_epoch: owner.map_or(0, |owner| owner.epoch),
             alias: handle.alias.into(),
             object,
+            keeps_set_ids: handle.keeps_set_ids,
+            durably: handle.durably,
         }
     }
 

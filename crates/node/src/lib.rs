@@ -72,6 +72,7 @@ pub use residency::inode_alias::{node_id, of_node_id};
 
 pub use hand_over_state::{
     HandOverState, HandleMode, LockOwner, Membership, OpenHandle, RemovedInode, ResidentObject,
+    SetIdsSince,
 };
 pub use kernel::Kernel;
 pub use lifecycle::members::check_tiers;

@@ -552,6 +552,8 @@ pub struct Progress {
     pub bytes_copied: u64,
     /// What is being worked on.
     pub current: Option<WirePath>,
+    /// Of a sync or a drain: the latest failure to write something back that is not made up for.
+    pub last_error: Option<String>,
 }
 
 /// How an operation ended.

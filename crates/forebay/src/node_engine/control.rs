@@ -496,6 +496,7 @@ impl Control for NodeControl {
                     progress(Progress {
                         backlog_left: left.entries,
                         bytes_total: left.bytes,
+                        last_error: self.node.writeback().last_backlog_error(),
                         ..Progress::default()
                     })
                 })
@@ -563,6 +564,7 @@ impl Control for NodeControl {
                     backlog_left: left.entries,
                     bytes_copied: self.node.residency().bytes_written_back(),
                     current: None,
+                    last_error: self.node.writeback().last_backlog_error(),
                 })
             })
             .map_err(|error| control_error(&error))?;

@@ -112,6 +112,7 @@ impl Screen<'_> {
             (status.errors, "errors"),
             (status.conflicts.len() as u64, "conflicts"),
             (status.stuck.len() as u64, "stuck"),
+            (u64::from(status.backlog.last_error.is_some()), "write-back failing"),
         ];
         let mut spans = vec![Span::raw(format!(
             "passthrough {} ({} opens)",

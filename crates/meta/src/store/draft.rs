@@ -459,7 +459,12 @@ impl<'a> Draft<'a> {
         if number(before) != number(after) {
             // Of two inodes of one number the one that comes first in a transaction has the mark.
             let mut free = |number: &u64| self.numbers.insert(*number);
-            let was = number(before).filter(&mut free).map(keys::hard_link);
+            // After a rename by others the new name's inode has it.
+            let own = |number: &u64| {
+                store.is_gathered()
+                    || store.known_by_number(*number).is_ok_and(|known| known == Some(ino))
+            };
+            let was = number(before).filter(own).filter(&mut free).map(keys::hard_link);
             let is = number(after).filter(&mut free).map(keys::hard_link);
             self.replace(was, is, ino);
         }

@@ -185,6 +185,16 @@ impl MetaStore {
         }
     }
 
+    /// The inode that a number in the backing store was last known to be of; it may have another one by
+    /// now.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub fn known_by_number(&self, number: u64) -> Result<Option<Ino>> {
+        let value = self.read(vec![keys::hard_link(number)])?.into_iter().next().flatten();
+        value.map(|value| codec::decode_ino("a hard link", &value)).transpose()
+    }
+
     /// The inodes that are known by their backing inode number.
     fn known_inodes(&self, batch: &[&Found]) -> Result<Vec<Option<Ino>>> {
         let mut known = vec![None; batch.len()];

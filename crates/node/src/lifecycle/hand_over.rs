@@ -123,6 +123,7 @@ impl Node {
                 charged,
             });
         });
+        handed_over.set_ids = self.watched_set_ids(&handed_over.handles);
         self.names.removed_inodes.for_each(|ino, attr| {
             handed_over.removed_inodes.push(RemovedInode::new(ino, attr));
         });
@@ -209,9 +210,7 @@ impl Node {
         }
         tracing::info!(open = adopted.len(), at_rest = handed_over.at_rest, "taken over");
         self.handles.adopt(adopted);
-        for open in handed_over.handles.iter().filter(|open| open.write) {
-            self.watch_taken_over(Ino(open.ino));
-        }
+        self.watch_taken_over(handed_over);
         self.take_over_locks(handed_over);
         self.take_over_streams(handed_over);
         for &ino in &handed_over.replaced {
@@ -277,6 +276,8 @@ impl Node {
         drop((opens, location));
         let mut handle = Handle::new(file, open.write, mode, promised);
         handle.append = open.append;
+        handle.durably = open.durably;
+        handle.keeps_set_ids = open.keeps_set_ids;
         handle.alias = open.alias();
         Ok(handle)
     }

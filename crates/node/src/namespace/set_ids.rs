@@ -1,17 +1,18 @@
 //! Set-id bits and capabilities, which a write by somebody without privilege takes away: also one that
 //! the kernel makes without the daemon.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use forebay_meta::{Queue, Record};
 use forebay_store::Attributes;
 use forebay_types::{FileKind, Ino, Timestamp};
-
 use parking_lot::Mutex;
 
 use crate::clock;
 use crate::context::Context;
 use crate::error::Result;
+use crate::hand_over_state::{HandOverState, OpenHandle, SetIdsSince};
 use crate::handles::OpenMode;
 use crate::namespace::perm_after_write;
 use crate::node::Node;
@@ -146,15 +147,32 @@ impl Node {
         *file.set_ids.since.lock() = since;
     }
 
-    /// As after a change of the mode, of a file whose open handles were another daemon's.
-    pub(crate) fn watch_taken_over(&self, ino: Ino) {
-        if let Some(file) = self
-            .residency
-            .files
-            .peek(ino)
-            .filter(|file| file.set_ids.privileged.load(Ordering::SeqCst))
-        {
-            self.watch_set_ids(&file, true);
+    /// How the objects of open files were when set-id bits were set that an unseen write takes away.
+    pub(crate) fn watched_set_ids(&self, open: &[OpenHandle]) -> Vec<SetIdsSince> {
+        let inos: BTreeSet<u64> =
+            open.iter().filter(|open| open.write).map(|open| open.ino).collect();
+        let watched = |ino| {
+            let (size, mtime) = (*self.residency.files.peek(Ino(ino))?.set_ids.since.lock())?;
+            Some(SetIdsSince { ino, size, sec: mtime.sec, nsec: mtime.nsec })
+        };
+        inos.into_iter().filter_map(watched).collect()
+    }
+
+    /// Goes on watching the files that programs had open with another daemon: from when their bits were
+    /// set, if that one could still tell; else from now on.
+    pub(crate) fn watch_taken_over(&self, handed_over: &HandOverState) {
+        for open in handed_over.handles.iter().filter(|open| open.write) {
+            let file = self.residency.files.peek(Ino(open.ino));
+            let Some(file) = file.filter(|file| file.set_ids.may_be_set()) else {
+                continue;
+            };
+            match handed_over.set_ids.iter().find(|since| since.ino == open.ino) {
+                Some(since) => {
+                    let mtime = Timestamp::new(since.sec, since.nsec);
+                    *file.set_ids.since.lock() = Some((since.size, mtime));
+                }
+                None => self.watch_set_ids(&file, true),
+            }
         }
     }
 

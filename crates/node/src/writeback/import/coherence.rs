@@ -396,7 +396,7 @@ impl Writeback {
 
     /// Reads a directory anew, however fresh it is. One of which nothing is known is left for its first
     /// use.
-    pub(super) fn list_now(&self, dir: Ino) -> Result<()> {
+    pub(crate) fn list_now(&self, dir: Ino) -> Result<()> {
         let record = self.meta.get(dir)?;
         if self.is_not_in_backing(&record) {
             return Ok(());

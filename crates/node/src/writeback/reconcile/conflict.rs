@@ -10,6 +10,7 @@ use forebay_meta::{Error as MetaError, Link, Record};
 use forebay_store::{Attributes, ErrorClass, StoreError};
 use forebay_types::{Ino, Timestamp};
 
+use super::conflict_places::{Seen, join, split};
 use super::identity::is_own;
 use super::names::os;
 use super::work::{Step, Work};
@@ -38,7 +39,7 @@ const MAX_NAMES: u32 = 1000;
 /// A file or directory changed both here and, by others, in the backing store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The path concerned; it shows what the others made.
+    /// The path concerned, as it was last found; it shows what the others made.
     pub path: Vec<u8>,
     /// The name of this mount's version in the same directory, if it has one.
     pub ours: Option<Vec<u8>>,
@@ -46,14 +47,17 @@ pub struct Conflict {
     pub when: Timestamp,
     /// What happened.
     pub why: Cow<'static, str>,
+    /// The directory of this mount's version, if what the others made was moved away from it.
+    pub(super) apart: Option<Vec<u8>>,
+    /// By what both are found again when they were moved.
+    pub(super) seen: Seen,
 }
 
 impl Conflict {
     /// The path of this mount's version; empty if it has none.
     pub fn kept_as(&self) -> Vec<u8> {
         let Some(ours) = &self.ours else { return Vec::new() };
-        let dir = self.path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
-        [&self.path[..dir], ours].concat()
+        join(self.apart.as_deref().unwrap_or(split(&self.path).0), ours)
     }
 
     /// Seconds since it was noticed.
@@ -74,33 +78,6 @@ const REST_GONE: &str =
 pub(super) type Held = HashMap<Ino, FileRef>;
 
 impl Writeback {
-    /// Whether this mount's version of a conflict is there still, as far as is known without asking
-    /// anybody. One that has none counts until it is forgotten.
-    pub fn is_unresolved(&self, conflict: &Conflict) -> bool {
-        conflict.ours.is_none() || self.residency.peers.is_clustered() || {
-            let mut at = Some(Ino::ROOT);
-            for name in conflict.kept_as().split(|&byte| byte == b'/') {
-                let found = at.and_then(|dir| self.meta.lookup(dir, name).ok().flatten());
-                at = found.map(|record| record.ino);
-            }
-            at.is_some()
-        }
-    }
-
-    /// The conflicts that are not resolved; those of which this mount's version is gone for certain are
-    /// forgotten first.
-    pub fn conflicts_looked_after(&self) -> Vec<Conflict> {
-        let (_, all) = self.conflicts();
-        let is_gone = |conflict: &Conflict| {
-            let path = PathBuf::from(os(&conflict.kept_as()));
-            let found = conflict.ours.as_ref().map(|_| self.find_path(&path).map(drop));
-            matches!(found, Some(Err(error)) if error.class() == Some(ErrorClass::NotFound))
-        };
-        let gone: Vec<Conflict> = all.into_iter().filter(is_gone).collect();
-        self.forget_conflicts(&mut |conflict| gone.contains(conflict));
-        self.conflicts().1
-    }
-
     /// Others have something under a name that an inode with changes should have: leaves it to
     /// them and gives the inode another name beside it.
     pub(super) fn yield_name(
@@ -370,7 +347,8 @@ impl Writeback {
             why,
             "conflict with a change made by others in the backing store"
         );
-        let conflict = Conflict { path, ours, when: clock::wall_time(), why: why.into() };
+        let (when, seen) = (clock::wall_time(), self.seen_under(link));
+        let conflict = Conflict { path, ours, when, why: why.into(), apart: None, seen };
         self.metrics.conflicts.inc();
         self.reconciler.conflicts.lock().add(conflict);
     }

@@ -17,6 +17,7 @@ use forebay_types::Timestamp;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
 use super::conflict::Conflict;
+use super::conflict_places::{Seen, split};
 
 /// Conflicts that are remembered; of more the oldest are forgotten.
 const MOST: usize = 1000;
@@ -85,6 +86,15 @@ impl Conflicts {
         forgotten
     }
 
+    /// Puts one in place of another, in which its names are as they are now.
+    pub(super) fn replace(&mut self, before: &Conflict, now: Conflict) {
+        if let Some(known) = self.latest.iter_mut().find(|known| *known == before) {
+            *known = now;
+            let written = self.write_all();
+            self.complain(written);
+        }
+    }
+
     /// Their number since the start, and those that are remembered, oldest first.
     pub(super) fn snapshot(&self) -> (u64, Vec<Conflict>) {
         (self.count, self.latest.iter().cloned().collect())
@@ -131,25 +141,46 @@ fn read(file: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `SECONDS PATH OURS WHY`, names with percent signs for what they may not have; `-` for none.
+/// `SECONDS,DIR,NUMBER,NUMBER PATH OURS WHY`, names with percent signs for what they may not have; `-` for
+/// none. The numbers are those of [`Seen`]; older programs wrote none. `OURS` is a name, or from a `/` on
+/// the path below the mount point.
 fn line_of(conflict: &Conflict) -> String {
     let encoded = |bytes: &[u8]| percent_encode(bytes, RESERVED).to_string();
-    let ours =
-        conflict.ours.as_deref().map_or("-".to_owned(), |ours| format!("={}", encoded(ours)));
-    format!("{} ={} {ours} {}\n", conflict.when.sec, encoded(&conflict.path), conflict.why)
+    let ours = match &conflict.apart {
+        Some(_) => Some([b"/", &conflict.kept_as()[..]].concat()),
+        None => conflict.ours.clone(),
+    };
+    let ours = ours.map_or("-".to_owned(), |ours| format!("={}", encoded(&ours)));
+    let Seen { dir, dir_below, theirs } = conflict.seen;
+    let (sec, path) = (conflict.when.sec, encoded(&conflict.path));
+    format!("{sec},{dir},{dir_below},{theirs} ={path} {ours} {}\n", conflict.why)
 }
 
 fn of_line(line: &str) -> Option<Conflict> {
     let mut fields = line.splitn(4, ' ');
-    let sec = fields.next()?.parse().ok()?;
-    let name = |field: &str| Some(percent_decode_str(field.strip_prefix('=')?).collect());
+    let mut first = fields.next()?.split(',');
+    let sec = first.next()?.parse().ok()?;
+    let mut number = || first.next().map_or(Ok(0), str::parse).ok();
+    let seen = Seen { dir: number()?, dir_below: number()?, theirs: number()? };
+    let name = |field: &str| -> Option<Vec<u8>> {
+        Some(percent_decode_str(field.strip_prefix('=')?).collect())
+    };
     let path = name(fields.next()?)?;
-    let ours = match fields.next()? {
-        "-" => None,
-        field => Some(name(field)?),
+    let (apart, ours) = match fields.next()? {
+        "-" => (None, None),
+        field => {
+            let ours = name(field)?;
+            match ours.strip_prefix(b"/") {
+                None => (None, Some(ours)),
+                Some(whole) => {
+                    let (dir, name) = split(whole);
+                    (Some(dir.to_vec()), Some(name.to_vec()))
+                }
+            }
+        }
     };
     let why = Cow::Owned(fields.next()?.to_owned());
-    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why })
+    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why, apart, seen })
 }
 
 #[cfg(test)]
@@ -159,7 +190,32 @@ mod tests {
     fn conflict(path: &[u8], ours: Option<&[u8]>) -> Conflict {
         let when = Timestamp::new(1_700_000_000, 0);
         let ours = ours.map(<[u8]>::to_vec);
-        Conflict { path: path.to_vec(), ours, when, why: "changed here and by others".into() }
+        let (why, seen) = ("changed here and by others".into(), Seen::default());
+        Conflict { path: path.to_vec(), ours, when, why, apart: None, seen }
+    }
+
+    #[test]
+    fn conflict_when_its_versions_are_apart_then_a_restart_knows_both_places_and_older_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let seen = Seen { dir: 5, dir_below: u64::MAX, theirs: 7 };
+        let apart = |dir: &[u8]| Conflict {
+            apart: Some(dir.to_vec()),
+            seen,
+            ..conflict(b"there/its name", Some(b"our name"))
+        };
+        let all = [apart(b"here and/there"), apart(b"")];
+        assert_eq!(all[0].kept_as(), b"here and/there/our name");
+        let mut list = Conflicts::load(dir.path());
+        list.add(conflict(b"was", None));
+        list.add(all[0].clone());
+        list.replace(&conflict(b"was", None), all[1].clone());
+        let [first, second] = all;
+        assert_eq!(Conflicts::load(dir.path()).snapshot().1, [second, first]);
+        std::fs::write(dir.path().join(FILE), "1700000000 =d/a =b changed here and by others\n")
+            .unwrap();
+        let older = Conflicts::load(dir.path()).snapshot().1;
+        assert_eq!(older, [conflict(b"d/a", Some(b"b"))]);
+        assert_eq!(older[0].kept_as(), b"d/b");
     }
 
     #[test]

@@ -394,7 +394,9 @@ impl<'a> Sweep<'a, '_> {
             let remaining =
                 Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
             let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
-            if left == 0 && kept.files == 0 && (whole || nothing_selected) {
+            // A pass that was cut short may have left things that nobody has looked at.
+            let nothing_left = whole || nothing_selected && !self.over();
+            if left == 0 && kept.files == 0 && nothing_left {
                 node.keep_up(Step::Times);
                 (self.progress)(remaining);
                 return Ok((remaining, End::Done));
@@ -421,6 +423,10 @@ impl<'a> Sweep<'a, '_> {
                 }
                 self.pause(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
+                if self.over() {
+                    // What the last pass has left, and why, is told.
+                    return Ok((remaining, End::Over));
+                }
             }
         }
     }

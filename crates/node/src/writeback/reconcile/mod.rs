@@ -14,6 +14,7 @@ mod attributes;
 mod bytes;
 mod conflict;
 mod conflict_list;
+mod conflict_places;
 mod data_side;
 mod drain;
 mod identity;
@@ -60,7 +61,8 @@ pub struct Reconciler {
     queue: queue::Waiting,
     conflicts: Mutex<conflict_list::Conflicts>,
     held: Mutex<conflict::Held>,
-    last_error: Mutex<Option<String>>,
+    /// The latest failure, with the inode that it is about.
+    last_error: Mutex<Option<(Ino, String)>>,
     /// Why the last attempt failed, by inode.
     failures: Mutex<std::collections::HashMap<u64, String>>,
     warnings: Mutex<queue::Warnings>,
@@ -109,6 +111,10 @@ pub struct Remaining {
 const UNREADABLE: &str = "copy what can be read of the file and remove it; or, after \
     `forebay umount --no-drain`, `forebay fsck --repair TIER...` names all such files, and \
     `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
+
+/// What can be done where the backing store has no room.
+const FULL: &str = "the backing store is full, and what it lacks stays on the tiers: make room there (or \
+    raise the quota), and it follows by itself; `forebay sync` waits for it";
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
 const MAX_PARENTS: usize = 2000;
@@ -405,9 +411,9 @@ impl Writeback {
         self.meta.counts().orphans
     }
 
-    /// The latest failure to write to the backing store since all was well.
+    /// The latest failure to write to the backing store of those that are not made up for.
     pub fn last_backlog_error(&self) -> Option<String> {
-        self.reconciler.last_error.lock().clone()
+        self.reconciler.last_error.lock().as_ref().map(|(_, told)| told.clone())
     }
 
     /// Conflicts with changes that others made in the backing store and that nobody has resolved or
@@ -432,17 +438,19 @@ impl Writeback {
             {
                 format!("{error}; {UNREADABLE}")
             }
+            // Not with the name that it was written under, which no user knows.
+            NodeError::Store(StoreError::Io { path, source, .. })
+                if error.class() == Some(ErrorClass::NoSpace) && !on_a_tier(path) =>
+            {
+                format!("{source}; {FULL}")
+            }
             _ => error.to_string(),
         }
     }
 
     fn note_failure(&self, ino: Ino, error: &NodeError) {
         let told = self.told_failure(error);
-        let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
-        let path = String::from_utf8_lossy(&path).into_owned();
-        let mut last = self.reconciler.last_error.lock();
-        *last = Some(format!("/{path}: {told}"));
-        drop(last);
+        *self.reconciler.last_error.lock() = Some((ino, self.told_of(ino, &told)));
         if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
             self.metrics.flush_failures.inc();
         }
@@ -452,9 +460,23 @@ impl Writeback {
         }
     }
 
+    /// A failure, with the path of what it is about.
+    fn told_of(&self, ino: Ino, told: &str) -> String {
+        let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
+        format!("/{}: {told}", String::from_utf8_lossy(&path))
+    }
+
     fn note_success(&self, ino: Ino) {
         self.forget_refused_place(ino);
-        self.reconciler.failures.lock().remove(&ino.0);
+        let mut failures = self.reconciler.failures.lock();
+        failures.remove(&ino.0);
+        let mut last = self.reconciler.last_error.lock();
+        if last.as_ref().is_some_and(|(failed, _)| *failed == ino) {
+            // What else has failed is told in its place.
+            let other = failures.iter().next().map(|(&ino, told)| (Ino(ino), told.clone()));
+            *last = other.map(|(ino, told)| (ino, self.told_of(ino, &told)));
+        }
+        drop((last, failures));
         self.let_go_of_rest(ino);
     }
 
