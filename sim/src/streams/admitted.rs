@@ -184,7 +184,10 @@ pub fn table(args: &StreamsArgs) -> Result<Table, SimError> {
             let gpmp = gpmp(args, memory, if unequal { sums.mean_rate() } else { 1.0 });
             let rates = if unequal { "unequal" } else { "equal" };
             let (startup, slowest) = (sums.startup_p99(), sums.slowest_startup_p99());
-            eprintln!("{} MB, {rates}: {sums}, start-up {startup:.2} and {slowest:.2} s, GPMP {gpmp:.1}", memory / 1e6);
+            eprintln!(
+                "{} MB, {rates}: {sums}, start-up {startup:.2} and {slowest:.2} s, GPMP {gpmp:.1}",
+                memory / 1e6
+            );
             rows.push(vec![
                 format!("{}", memory / 1e6),
                 rates.to_owned(),
