@@ -113,6 +113,9 @@ pub struct StreamsArgs {
     /// Bytes of memory
     #[arg(long, default_value = "64e6", value_name = "BYTES")]
     pub memory: f64,
+    /// Megabytes of the memories for --figure admitted, separated by commas [default: those of figure 4]
+    #[arg(long, value_name = "MB", value_delimiter = ',')]
+    pub memories: Vec<f64>,
     /// Titles
     #[arg(long, default_value_t = 100)]
     pub titles: u64,
@@ -207,6 +210,7 @@ pub fn run_cli(args: &StreamsArgs, out: &mut dyn Write) -> Result<(), SimError> 
     let positive = |value: f64| value.is_finite() && value > 0.0;
     if ![args.stream_rate(), args.round(), args.memory, args.cycle_s.unwrap_or(1.0)]
         .into_iter()
+        .chain(args.memories.iter().copied())
         .all(positive)
     {
         return Err(SimError::Usage("rates, times and memory must be more than 0"));

@@ -233,6 +233,12 @@ impl Demand {
         self.slowest
     }
 
+    /// The share of the device that it takes at its highest rate, without the ways there.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.peak / self.slowest
+    }
+
     /// Tells where it reads next.
     pub fn moved(&mut self, position: u64) {
         self.position = position;
