@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use super::guard::{LEFT, SIGNAL};
 
-/// The longest that one program may take; more than four times what the longest takes here.
-const LIMIT: Duration = Duration::from_secs(600);
+/// The longest for which a program may say nothing. It says when a test ends, and no test takes a tenth of
+/// this on an idle machine.
+const SILENT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 /// For a guard to end a program that took too long, and what belongs to it.
 const STUCK: Duration = Duration::from_secs(90);
@@ -110,8 +111,8 @@ impl Program {
         Path::new(&self.name).file_stem().is_some_and(|stem| stem == target)
     }
 
-    /// Runs it with the arguments given, for [`LIMIT`] at most, and ends what it leaves. Also where
-    /// the kernel does not let go of it, this comes back.
+    /// Runs it with the arguments given, and ends what it leaves, and itself when it is silent for
+    /// [`SILENT`]. Also where the kernel does not let go of it, this comes back.
     pub fn run(&self, arguments: &[&str], scratch: &Path) -> Result<Outcome> {
         let began = Instant::now();
         let (mut reader, writer) = std::io::pipe()?;
@@ -131,13 +132,13 @@ impl Program {
             let heard = heard.clone();
             move || listen(&mut reader, &heard)
         });
-        let in_time = until(LIMIT, || Ok(child.try_wait()?.is_some()))?;
-        if !in_time {
+        let is_alive = wait_while_it_speaks(&mut child, &heard)?;
+        if is_alive {
             // The guard ends the program when nobody holds this any more.
             drop(child.stdin.take());
             until(STUCK, || Ok(child.try_wait()?.is_some()))?;
         }
-        let code = child.try_wait()?.and_then(|status| status.code()).filter(|_| in_time);
+        let code = child.try_wait()?.and_then(|status| status.code()).filter(|_| !is_alive);
         // A process that outlives its program may hold the pipe: it is not waited for.
         until(PATIENCE, || Ok(listener.is_finished()))?;
         let mut said = heard
@@ -172,11 +173,27 @@ fn guarded(scratch: &Path, program: &Path) -> Command {
 /// What to say of the code with which a guard ended; `None` where it had to be told to.
 fn how_it_ended(code: Option<i32>) -> String {
     match code {
-        None => format!("stopped after {} s", LIMIT.as_secs()),
+        None => format!("stopped: no test has ended for {} s", SILENT.as_secs()),
         Some(LEFT) => "all passed, but it left what is named above".into(),
         Some(code @ 129..) => format!("signal: {}", code - SIGNAL),
         Some(code) => format!("exit status: {code}"),
     }
+}
+
+/// Waits until a program has ended, or for too long without a word of it; then it is true.
+fn wait_while_it_speaks(child: &mut Child, heard: &Mutex<Vec<u8>>) -> Result<bool> {
+    let (mut length, mut since) = (0, Instant::now());
+    while child.try_wait()?.is_none() {
+        let now = heard.lock().map_or(0, |heard| heard.len());
+        if now != length {
+            (length, since) = (now, Instant::now());
+        }
+        if since.elapsed() > SILENT {
+            return Ok(true);
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(false)
 }
 
 /// Calls `probe` until it is true, for `limit` at most. Whether it was.
