@@ -4,7 +4,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 MDBOOK ?= mdbook
-# The longest that the tests may take.
+# The longest that the tests may take. In the foreground, so that Ctrl-C reaches them; whatever ends
+# them, they leave no mounts and no daemons behind (xtask/src/test/guard.rs).
 TEST_MINUTES ?= 20
 TEST_LONG_MINUTES ?= 40
 # Suites with mounts need /dev/fuse. Fail points cost nothing where no test sets one.
@@ -22,10 +23,10 @@ demo: ## Show what Forebay does: slow disk, cache, plot (root, about 2 minutes a
 	bench/demo.sh
 
 test: ## Run the tests (root for those with mounts; about 10 minutes on two cores)
-	FOREBAY_TEST_SET=quick timeout --kill-after=30 $(TEST_MINUTES)m $(CARGO) xtask test $(FEATURES)
+	FOREBAY_TEST_SET=quick timeout --foreground --kill-after=30 $(TEST_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
 test-long: ## Run the tests that take long (about 15 minutes)
-	FOREBAY_TEST_SET=long timeout --kill-after=30 $(TEST_LONG_MINUTES)m $(CARGO) xtask test $(FEATURES)
+	FOREBAY_TEST_SET=long timeout --foreground --kill-after=30 $(TEST_LONG_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
 build: ## Build the release binaries
 	$(CARGO) build --release -p forebay -p forebay-bench

@@ -1,12 +1,13 @@
 //! `cargo xtask test`: runs all tests, several test programs side by side.
 //!
 //! Most tests wait for devices, time limits and other processes, so that one program after the
-//! other leaves the processors idle for half of the time. A test that fails beside others is run
-//! once more with the machine to itself: if it passes then, it is *unsteady*. That is a defect of
-//! the test or of what it tests, and is listed at the end, but what is sent is not held up by it.
-//! So are tests that skipped what they are for, as a program or a right was missing; where
-//! `FOREBAY_TEST_SKIPS` says what may be missing, any other skip fails the run.
+//! other leaves the processors idle for half of the time. A test that fails is a failure: there is no
+//! second run that could pass. Each program is run by a guard ([`guard`]), which ends what the program
+//! leaves, also when this one is interrupted or killed. Tests that skipped what they are for, as a
+//! program or a right was missing, are listed at the end; where `FOREBAY_TEST_SKIPS` says what may be
+//! missing, any other skip fails the run.
 
+pub mod guard;
 mod program;
 mod skips;
 mod slow;
@@ -21,18 +22,14 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use self::program::{Outcome, Program};
-use self::stuck::Before;
-
-/// With more failures than this none gets a second chance: something is broken.
-const SECOND_CHANCES: usize = 4;
 
 /// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
 ///
-/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2); `FOREBAY_TEST_STRICT`, if
-/// set, gives no second chance; `FOREBAY_TEST_ONLY`, names of test programs, separated by blanks,
-/// runs these and no examples of the documentation; `FOREBAY_TEST_SET`, `quick` or `long`, leaves
-/// out the programs that take long ([`slow`]), or runs only these; `FOREBAY_TEST_SKIPS`, words of
-/// which one must be in the reason of each skip ([`skips`]).
+/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2); `FOREBAY_TEST_ONLY`, names of
+/// test programs, separated by blanks, runs these and no examples of the documentation;
+/// `FOREBAY_TEST_SET`, `quick` or `long`, leaves out the programs that take long ([`slow`]), or runs
+/// only these; `FOREBAY_TEST_SKIPS`, words of which one must be in the reason of each skip
+/// ([`skips`]).
 ///
 /// # Errors
 /// When tests can't be built or started.
@@ -45,42 +42,43 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         Err(_) => 2,
     };
     let only = std::env::var("FOREBAY_TEST_ONLY").ok();
-    let (begin, before) = (Instant::now(), Before::look());
+    let begin = Instant::now();
+    let scratch = std::env::temp_dir().join(format!("t{}", std::process::id()));
     let set = slow::Set::chosen()?;
-    let mut programs = program::build(root, arguments)?;
+    let mut programs = program::build(root, arguments, &scratch)?;
     slow::check(&programs)?;
     match &only {
         Some(only) => programs.retain(|program| only.split(' ').any(|name| program.is(name))),
         None => programs.retain(|program| set.has(&program.name)),
     }
     println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
-    let outcomes = side_by_side(programs, lanes, &before)?;
+    let outcomes = side_by_side(programs, lanes, &scratch)?;
     let documents =
-        only.is_some() || set == slow::Set::Long || program::documents(root, arguments)?;
+        only.is_some() || set == slow::Set::Long || program::documents(root, arguments, &scratch)?;
     tell_longest(&outcomes);
     let skipped = tell_skipped(&outcomes);
     let unexplained = skips::unexplained(&outcomes);
-    let failed: Vec<(Program, Vec<String>)> = outcomes.into_iter().filter_map(failures).collect();
-    let unsteady = second_chances(&failed, &before)?;
     println!("\ntests took {} s, {skipped} of them skipped", begin.elapsed().as_secs());
-    for name in unsteady.iter().flatten() {
-        println!("UNSTEADY: {name} failed beside others and passed alone");
+    let failed = outcomes.iter().filter(|outcome| !outcome.passed);
+    let failures: Vec<String> = failed.flat_map(failures).collect();
+    for name in &failures {
+        println!("FAILED: {name}");
     }
     for skip in &unexplained {
         println!("FAILED: {skip}, although nothing that this needs is missing");
     }
-    Ok(documents && unsteady.is_some() && unexplained.is_empty())
+    Ok(documents && failures.is_empty() && unexplained.is_empty())
 }
 
 /// Runs all programs, `lanes` at a time, and prints what each said when it ends.
-fn side_by_side(programs: Vec<Program>, lanes: usize, before: &Before) -> Result<Vec<Outcome>> {
+fn side_by_side(programs: Vec<Program>, lanes: usize, scratch: &Path) -> Result<Vec<Outcome>> {
     let queue = Mutex::new(VecDeque::from(programs));
     let outcomes = Mutex::new(Vec::new());
     let lane = || -> Result<()> {
         loop {
             let next = queue.lock().ok().and_then(|mut queue| queue.pop_front());
             let Some(program) = next else { return Ok(()) };
-            let outcome = program.run(&[], before)?;
+            let outcome = program.run(&[], scratch)?;
             show(&outcome);
             if let Ok(mut outcomes) = outcomes.lock() {
                 outcomes.push(outcome);
@@ -127,16 +125,14 @@ fn tell_skipped(outcomes: &[Outcome]) -> usize {
     all().count()
 }
 
-/// The tests of a program that failed; the empty name for a program that did not end as it should.
-fn failures(outcome: Outcome) -> Option<(Program, Vec<String>)> {
-    if outcome.passed {
-        return None;
+/// The tests of a program that failed; the program alone where it did not end as it should.
+fn failures(outcome: &Outcome) -> Vec<String> {
+    let program = &outcome.program.name;
+    let tests = failed_tests(&outcome.said);
+    if tests.is_empty() || !outcome.ended {
+        return vec![program.clone()];
     }
-    let mut names = failed_tests(&outcome.said);
-    if names.is_empty() || !outcome.ended {
-        names = vec![String::new()];
-    }
-    Some((outcome.program, names))
+    tests.iter().map(|test| format!("{program} {test}")).collect()
 }
 
 /// The names in the last list of failures that libtest prints.
@@ -144,35 +140,6 @@ fn failed_tests(said: &str) -> Vec<String> {
     let Some((_, list)) = said.rsplit_once("\nfailures:\n") else { return Vec::new() };
     let names = list.lines().map_while(|line| line.strip_prefix("    "));
     names.map(|name| name.trim().to_owned()).collect()
-}
-
-/// Runs what failed once more, one after the other. The names of those that passed then; `None` if
-/// one failed again.
-fn second_chances(
-    failed: &[(Program, Vec<String>)],
-    before: &Before,
-) -> Result<Option<Vec<String>>> {
-    let tests =
-        || failed.iter().flat_map(|(program, names)| names.iter().map(move |n| (program, n)));
-    let (mut unsteady, mut again) = (Vec::new(), false);
-    for (program, name) in tests() {
-        println!("FAILED: {} {name}", program.name);
-    }
-    let strict = std::env::var_os("FOREBAY_TEST_STRICT").is_some();
-    if tests().count() > if strict { 0 } else { SECOND_CHANCES } {
-        return Ok(None);
-    }
-    for (program, name) in tests() {
-        println!("\nonce more, alone: {} {name}", program.name);
-        let exact = [name.as_str(), "--exact", "--test-threads=1"];
-        let outcome = program.run(if name.is_empty() { &[] } else { &exact }, before)?;
-        show(&outcome);
-        match outcome.passed {
-            true => unsteady.push(format!("{} {name}", program.name)),
-            false => again = true,
-        }
-    }
-    Ok((!again).then_some(unsteady))
 }
 
 #[cfg(test)]

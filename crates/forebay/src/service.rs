@@ -303,7 +303,7 @@ impl<'a> Service<'a> {
     /// Has another daemon take over. Nothing if it did not, and this one serves on; an error if
     /// nobody does.
     fn upgrade(&mut self, call: &UpgradeCall) -> Result<Option<Successor>, Error> {
-        tracing::info!(program = %call.program.display(), "another daemon shall take over");
+        tracing::info!(program = %call.program.display(), "an upgrade begins: another daemon is to take over");
         let taken = self.find_successor(&call.program).and_then(|mut successor| {
             self.server.pause();
             let outcome = self.hand_over(&mut successor, call.limit);

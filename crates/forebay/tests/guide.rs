@@ -286,7 +286,7 @@ fn follow(name: &str) {
     let root = format!(" {}/", stage.root().display());
     assert!(!mounts.contains(&root), "{name} leaves a mount behind: end it in the page");
     let over = || stage.processes().is_empty();
-    assert!(wait_for(Duration::from_secs(20), over), "{name} leaves a process: end it in the page");
+    assert!(wait_for(Duration::from_secs(60), over), "{name} leaves a process: end it in the page");
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn run_when_interrupted_then_its_jobs_end_and_leave_nothing() {
     let file = batch(&site, "b.json", &jobs);
     let child = spawn(&site, &["run", "--batch", &file, "--grace", "500ms", "--use-cores", "4"]);
     let pid = i32::try_from(child.id()).unwrap();
-    assert!(wait_for(Duration::from_secs(20), || with_word(&format!("sleep\0{word}")).len() >= 3
+    assert!(wait_for(Duration::from_secs(60), || with_word(&format!("sleep\0{word}")).len() >= 3
         && site.path("said").exists()));
     signal(pid, Signal::INT);
     let (status, text) = end_of(child);
@@ -205,7 +205,7 @@ fn run_when_killed_then_its_jobs_end_and_are_shown_as_lost() {
     let file = batch(&site, "b.json", &jobs);
     let mut child = spawn(&site, &["run", "--batch", &file]);
     let running = || jobs_of(&site)[0]["jobs"][0]["state"] == "running";
-    assert!(wait_for(Duration::from_secs(20), || running()
+    assert!(wait_for(Duration::from_secs(60), || running()
         && with_word(&format!("sleep\0{word}")).len() == 3));
     let runs = jobs_of(&site);
     assert_eq!(runs[0]["alive"], true);
@@ -221,7 +221,7 @@ fn run_when_killed_then_its_jobs_end_and_are_shown_as_lost() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(wait_for(Duration::from_secs(20), || with_word(&word).is_empty()), "orphans");
+    assert!(wait_for(Duration::from_secs(60), || with_word(&word).is_empty()), "orphans");
     let runs = jobs_of(&site);
     assert_eq!(runs[0]["alive"], false);
     assert_eq!(runs[0]["jobs"][0]["state"], "lost");
@@ -263,7 +263,7 @@ fn jobs_with_files_on_a_mount_then_resident_ones_first_and_the_rest_is_fetched_a
     let child = spawn(&site, &["run", "--batch", &file, "--use-cores", "1"]);
     // While the first job runs, all others' files come.
     let hinted = || site.status()["hints"][0].clone();
-    assert!(wait_for(Duration::from_secs(30), || hinted()["fetched"] == 6), "{}", site.status());
+    assert!(wait_for(Duration::from_secs(60), || hinted()["fetched"] == 6), "{}", site.status());
     assert_eq!(hinted()["references"], 8);
     assert!(hinted()["job"].as_str().unwrap().starts_with("run-"));
     let (code, text) = site.run(&["jobs", &site.text("mnt")]);
@@ -294,7 +294,7 @@ fn files_that_jobs_make_when_others_read_them_then_they_are_hinted_and_there() {
     let file = batch(&site, "b.json", &jobs);
     let child = spawn(&site, &["run", "--batch", &file]);
     let named = || site.status()["hints"][0]["references"] == 1;
-    assert!(wait_for(Duration::from_secs(20), named), "{}", site.status());
+    assert!(wait_for(Duration::from_secs(60), named), "{}", site.status());
     let (status, text) = end_of(child);
     assert_eq!(status.code(), Some(0), "{text}");
     assert_eq!(fs::read_to_string(site.path("mnt/c")).unwrap(), "x\nx\n");

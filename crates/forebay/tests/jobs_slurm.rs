@@ -144,14 +144,14 @@ fn run_when_interrupted_then_its_jobs_with_slurm_are_cancelled() {
     let args = ["run", "--via", "slurm", "--name", "endless", "--", "sleep", "1"];
     let mut command = forebay(&site, &bin, &args);
     let mut child = command.spawn().unwrap();
-    assert!(wait_for(Duration::from_secs(20), || bin.join("state/show-100").exists()));
+    assert!(wait_for(Duration::from_secs(60), || bin.join("state/show-100").exists()));
     // `timeout` hands it on.
     signal(i32::try_from(child.id()).unwrap(), rustix::process::Signal::TERM);
     let _ = child.wait();
-    assert!(wait_for(Duration::from_secs(20), || {
+    assert!(wait_for(Duration::from_secs(60), || {
         fs::read_to_string(bin.join("state/cancelled")).is_ok_and(|text| text == "100\n")
     }));
-    assert!(wait_for(Duration::from_secs(20), || last_run(&site)["ended_ms"].is_u64()));
+    assert!(wait_for(Duration::from_secs(60), || last_run(&site)["ended_ms"].is_u64()));
     assert_eq!(last_run(&site)["jobs"][0]["state"], "cancelled");
 }
 
@@ -337,7 +337,7 @@ fn jobs_on_a_cluster_with_slurm_then_each_runs_where_its_file_is() {
         let nodes = |at: usize| seen[at]["nodes"].as_array().unwrap().clone();
         nodes(0).len() == 1 && nodes(1).len() == 1 && nodes(0) != nodes(1)
     };
-    assert!(wait_for(Duration::from_secs(30), told), "which node has which file");
+    assert!(wait_for(Duration::from_secs(60), told), "which node has which file");
     let jobs: Vec<serde_json::Value> = (0..2)
         .map(|at| {
             // What the prolog has told the mount of the node is there while the job runs.
@@ -367,5 +367,5 @@ fn jobs_on_a_cluster_with_slurm_then_each_runs_where_its_file_is() {
     assert!(prolog.contains("/job0.list") && prolog.contains("/job1.list"), "{prolog}");
     // The epilog has what was made written back; nothing else does that here.
     let written = || (0..2).all(|at| slurm.dir().join(format!("backing/made{at}")).exists());
-    assert!(wait_for(Duration::from_secs(30), written));
+    assert!(wait_for(Duration::from_secs(60), written));
 }

@@ -101,7 +101,7 @@ fn state_when_its_disk_is_full_then_changes_get_enospc_and_all_that_is_known_can
     assert!(!told.contains("EIO"), "{told}");
     fs::remove_file(filler).unwrap();
     let again = || fs::create_dir(at("dir")).is_ok();
-    assert!(wait_for(Duration::from_secs(30), again), "it goes on when there is room");
+    assert!(wait_for(Duration::from_secs(60), again), "it goes on when there is room");
     site.umount();
     assert_eq!(fs::read(site.path("backing/before")).unwrap(), b"written before");
     assert!(site.path("backing/dir").is_dir());
@@ -249,7 +249,7 @@ fn backing_store_when_renamed_replaced_or_mounted_over_then_status_says_so() {
         let status = || site.run(&["status", &site.text("mnt")]).1;
         let said =
             || what.is_empty() != status().contains("  displaced ") && status().contains(what);
-        assert!(wait_for(Duration::from_secs(20), said), "{what}: {}", status());
+        assert!(wait_for(Duration::from_secs(60), said), "{what}: {}", status());
     };
     told("");
     fs::rename(site.path("backing"), site.path("elsewhere")).unwrap();

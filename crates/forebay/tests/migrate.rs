@@ -115,7 +115,7 @@ impl Bed {
     /// Waits until the task has its file open.
     fn wait_for_begin(&self) {
         let out = self.ring.at(0, "dir/out");
-        assert!(wait_for(Duration::from_secs(30), || out.exists()), "the task does not begin");
+        assert!(wait_for(Duration::from_secs(60), || out.exists()), "the task does not begin");
     }
 
     fn lines(&self, node: usize) -> usize {
@@ -227,7 +227,7 @@ fn task_when_it_cannot_be_dumped_or_restored_then_it_goes_on_where_it_was() {
         assert!(text.contains("the task goes on where it was"), "{command}: {text}");
         bed.go(step);
         let enough = || bed.lines(0) > (step + 1) * 4000;
-        assert!(wait_for(Duration::from_secs(30), enough), "after {command} it stands still");
+        assert!(wait_for(Duration::from_secs(60), enough), "after {command} it stands still");
     }
     put(&real);
     let (code, text) = bed.migrate(&other);
@@ -263,7 +263,7 @@ fn task_when_its_run_is_killed_after_a_migration_then_it_is_gone() {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", task.0.id())).unwrap();
     let forebay: i32 = children.trim().parse().unwrap();
     signal(forebay, rustix::process::Signal::KILL);
-    assert!(wait_for(Duration::from_secs(30), || left().is_empty()), "left: {:?}", left());
+    assert!(wait_for(Duration::from_secs(60), || left().is_empty()), "left: {:?}", left());
     end_of(task);
 }
 
@@ -348,7 +348,7 @@ fn task_when_it_has_what_cannot_move_then_refused_with_the_reason_and_goes_on() 
     let task = bed.start(&["sh", "-c", locks, "locks", &dir]);
     bed.wait_for_begin();
     let locked = || bed.ring.at(0, "dir/locked").exists();
-    assert!(wait_for(Duration::from_secs(30), locked), "it takes no lock");
+    assert!(wait_for(Duration::from_secs(60), locked), "it takes no lock");
     let (code, text) = bed.migrate(&other);
     assert_eq!(code, 1, "{text}");
     assert!(

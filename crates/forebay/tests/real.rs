@@ -85,7 +85,7 @@ fn passthrough_refusals_have_their_real_reason() {
     kept_open.sync_all().unwrap();
     assert_eq!(fs::read(site.path("backing/new")).unwrap(), b"first", "fsync waits");
     drop(kept_open);
-    assert!(began.elapsed() < Duration::from_secs(10), "took {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "took {:?}", began.elapsed());
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"changed", "close waits");
     let reasons = site.status()["passthrough"]["refusals"].to_string();
     assert!(reasons.contains("write-through") || reasons.contains("not-resident"), "{reasons}");
@@ -244,13 +244,13 @@ fn a_foreign_umount_and_a_signal_end_the_daemon() {
     let daemon = site.daemon();
     let (code, text) = outcome(Command::new("umount").arg(site.path("mnt")));
     assert_eq!(code, 0, "{text}");
-    assert!(wait_for(Duration::from_secs(20), || !alive(daemon)), "the daemon goes on");
+    assert!(wait_for(Duration::from_secs(60), || !alive(daemon)), "the daemon goes on");
     site.mount(&["--writeback", "evict"]);
     assert_eq!(fs::read(site.path("mnt/one")).unwrap(), b"1");
     fs::write(site.path("mnt/two"), b"2").unwrap();
     let daemon = site.daemon();
     signal(daemon, rustix::process::Signal::TERM);
-    assert!(wait_for(Duration::from_secs(20), || !alive(daemon)), "the daemon goes on");
+    assert!(wait_for(Duration::from_secs(60), || !alive(daemon)), "the daemon goes on");
     assert!(!site.is_mounted());
     for (name, content) in [("one", b"1"), ("two", b"2")] {
         assert_eq!(fs::read(site.path("backing").join(name)).unwrap(), content);
@@ -400,7 +400,7 @@ fn a_warm_that_is_interrupted_harms_nothing() {
         .unwrap();
     std::thread::sleep(Duration::from_millis(500));
     signal(warm.id().try_into().unwrap(), rustix::process::Signal::INT);
-    assert!(wait_for(Duration::from_secs(5), || !alive(warm.id().try_into().unwrap())));
+    assert!(wait_for(Duration::from_secs(60), || !alive(warm.id().try_into().unwrap())));
     assert!(!warm.wait().unwrap().success());
     let objects = || site.status()["tiers"][0]["objects"].as_u64().unwrap();
     std::thread::sleep(Duration::from_millis(500));
@@ -578,7 +578,7 @@ fn a_recorded_run_is_hinted_followed_and_its_decisions_replay() {
     let mut recording = site.command(env!("CARGO_BIN_EXE_forebay"));
     let recording = recording.args(["trace", "record", &mnt, "-o", &trace, "--seconds", "60"]);
     let recording = recording.stdout(Stdio::piped()).spawn().unwrap();
-    assert!(wait_for(Duration::from_secs(10), || fs::metadata(&trace).is_ok_and(|m| m.len() > 0)));
+    assert!(wait_for(Duration::from_secs(60), || fs::metadata(&trace).is_ok_and(|m| m.len() > 0)));
     read_in_order(&site, &order);
     signal(recording.id().try_into().unwrap(), rustix::process::Signal::TERM);
     let ended = recording.wait_with_output().unwrap();

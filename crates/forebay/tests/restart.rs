@@ -97,7 +97,7 @@ fn daemon_when_it_dies_again_and_again_then_clean_errors_and_no_hang() {
     assert!(wait_for(Duration::from_secs(60), || !alive(supervisor)), "it does not give up");
     let log = || fs::read_to_string(site.path("log")).unwrap_or_default();
     let told = || log().contains("no other is started and programs get errors");
-    assert!(wait_for(Duration::from_secs(20), told), "{}", log());
+    assert!(wait_for(Duration::from_secs(60), told), "{}", log());
     let error = fs::metadata(site.path("mnt/file")).unwrap_err();
     assert!(matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)), "{error}");
     drop(open);
@@ -268,7 +268,7 @@ fn waiting_notice(site: &Site, more: &[&str]) -> std::thread::JoinHandle<std::io
     std::thread::sleep(Duration::from_millis(500));
     std::thread::spawn(move || fs::read(changed));
     let waits = || notice_waits(site.daemon());
-    assert!(wait_for(Duration::from_secs(10), waits), "no notice waits");
+    assert!(wait_for(Duration::from_secs(60), waits), "no notice waits");
     removing
 }
 
@@ -315,7 +315,7 @@ fn daemon_alone_when_killed_while_a_notice_waits_in_the_kernel_then_programs_get
     let site = Site::new();
     let removing = waiting_notice(&site, &["--no-supervisor"]);
     kill(site.daemon());
-    assert!(wait_for(Duration::from_secs(20), || removing.is_finished()), "it waits for ever");
+    assert!(wait_for(Duration::from_secs(60), || removing.is_finished()), "it waits for ever");
     assert!(removing.join().unwrap().is_err());
     site.mount(&["--no-supervisor"]);
     site.umount();
@@ -332,7 +332,7 @@ fn upgrade_when_the_supervisor_is_dead_then_the_mount_goes_on_without_one() {
     let daemon = site.daemon();
     let supervisor = supervisor_of(daemon);
     kill(supervisor);
-    assert!(wait_for(Duration::from_secs(20), || !alive(supervisor)));
+    assert!(wait_for(Duration::from_secs(60), || !alive(supervisor)));
     let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
     assert_eq!(code, 0, "{text}");
     assert_ne!(site.daemon(), daemon);

@@ -313,7 +313,11 @@ impl Handler for Front {
                 self.0.node.attach_kernel(notifier.clone());
                 let _ = self.0.notifier.set(notifier);
             }
-            Err(error) => tracing::error!(%error, "no passthrough, no invalidations"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread for notifications to the kernel: no passthrough, and changes by others \
+                 show late"
+            ),
         }
     }
 

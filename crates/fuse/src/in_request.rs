@@ -22,7 +22,7 @@ pub fn note_panic() -> bool {
     if let Some(work) = forebay_node::background_work_in_hand() {
         crate::recovery_journal::note_work(work);
         let (kind, number) = (work.kind(), work.number);
-        tracing::error!(?kind, number, "nobody asked for this: the next daemon sets it aside");
+        tracing::error!(?kind, number, "background work failed; the next daemon leaves it out");
     }
     SERVING.get()
 }

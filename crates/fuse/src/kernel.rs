@@ -80,7 +80,11 @@ impl Notifier {
         let unsent = Arc::new(AtomicUsize::new(0));
         let courier = COURIER.get().map(|start| start(connection.as_fd())).transpose();
         let courier = courier.unwrap_or_else(|error| {
-            tracing::warn!(%error, "if this daemon is killed at a bad moment, no other takes its place");
+            tracing::warn!(
+                %error,
+                "no process for notifications: if this daemon is killed while it sends one, no other \
+                 can take its place"
+            );
             None
         });
         let sender = Sender {

@@ -49,12 +49,16 @@ fn files_when_read_again_then_the_daemon_is_not_asked() {
     // One of each is what the kernel needs to hear that it need not ask; it may ask in parallel.
     assert!(requests(&lab, "open") <= 2, "{}", requests(&lab, "open"));
     assert_eq!(requests(&lab, "release"), 0);
-    let before = requests(&lab, "read");
-    for n in 0..FILES {
-        assert_eq!(fs::read(lab.path(&n.to_string())).unwrap(), contents(n), "{n}");
-    }
-    // A machine that is short of memory may have taken some of the pages away.
-    let again = requests(&lab, "read") - before;
+    let read_again = |_| {
+        let before = requests(&lab, "read");
+        for n in 0..FILES {
+            assert_eq!(fs::read(lab.path(&n.to_string())).unwrap(), contents(n), "{n}");
+        }
+        requests(&lab, "read") - before
+    };
+    // A machine that is short of memory may take some of the pages away, and anybody may have all of
+    // them dropped: the fewest of several times count.
+    let again = (0..5).map(read_again).min().unwrap();
     assert!(again < FILES as u64 / 4, "{again} of {FILES} files were read once more");
     let listed = lab::names(&lab.path(""));
     let lists = requests(&lab, "readdir");

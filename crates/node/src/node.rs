@@ -63,6 +63,13 @@ pub struct Node {
     pub(crate) store: StoreIdentity,
 }
 
+/// What not every mount has.
+#[derive(Default)]
+pub(crate) struct OptionalParts {
+    pub(crate) streams: Option<Arc<Streams>>,
+    pub(crate) cluster: Option<Cluster>,
+}
+
 /// The metadata engine's directory in the state directory.
 pub(crate) const METADATA: &str = "meta";
 
@@ -82,7 +89,7 @@ impl Node {
     pub(crate) fn of(
         this: &Weak<Node>,
         writeback: Arc<Writeback>,
-        (streams, cluster): (Option<Arc<Streams>>, Option<Cluster>),
+        OptionalParts { streams, cluster }: OptionalParts,
         generation: u16,
     ) -> Node {
         let residency = writeback.residency.clone();

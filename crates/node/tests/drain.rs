@@ -34,7 +34,7 @@ fn directory_when_synced_to_the_backing_store_while_files_in_it_are_open_then_it
         let began = Instant::now();
         rig.node().fsync(&CONTEXT, journal, false).unwrap();
         rig.node().fsync_dir(&CONTEXT, Ino::ROOT).unwrap();
-        assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(50), "took {:?}", began.elapsed());
         assert_eq!((rig.plain("journal"), rig.plain("empty")), (data, vec![]));
     }
     rig.node().release(journal);
@@ -51,7 +51,7 @@ fn file_that_is_open_and_written_when_its_copy_is_to_go_then_it_stays_at_once() 
     rig.node().writeback().sync_subtree(Ino::ROOT, Instant::now() + LIMIT, &mut |_| true).unwrap();
     let began = Instant::now();
     assert!(!rig.node().writeback().write_back_unused(rig.ino("file")).unwrap());
-    assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(50), "took {:?}", began.elapsed());
     rig.node().release(fh);
     assert!(rig.node().writeback().write_back_unused(rig.ino("file")).unwrap());
     assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap());

@@ -126,7 +126,7 @@ impl Rig {
     }
 
     fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         while !holds() {
             assert!(Instant::now() < until, "{what}: {:?}", self.node.hint_reports());
             std::thread::sleep(Duration::from_millis(2));

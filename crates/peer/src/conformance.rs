@@ -70,7 +70,7 @@ fn identity(node: u64) -> Identity {
 }
 
 /// Long enough for anything that does not hang.
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(30);
 
 /// How long nothing may move in the middle of a message, in milliseconds.
 static STALL: AtomicU64 = AtomicU64::new(400);

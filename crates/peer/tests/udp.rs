@@ -69,7 +69,7 @@ fn sender_when_it_crashes_in_the_middle_of_a_message_then_its_orphans_are_collec
     let begun = Instant::now();
     let call = stage.client.start(&request, &body, Instant::now() + LONG);
     assert!(call.is_err(), "who can't send any more finds out");
-    assert!(begun.elapsed() < Duration::from_secs(5), "but not for {:?}", begun.elapsed());
+    assert!(begun.elapsed() < LONG, "but not for {:?}", begun.elapsed());
     // The first one, of small calls, has nothing under way and may stay; what was begun may not.
     eventually("the orphan's connection goes", || {
         stage.service.departed.load(Ordering::Acquire) >= 1
@@ -88,5 +88,5 @@ fn udp_when_nobody_listens_then_fails_in_time() {
     stage.server.close(Duration::ZERO);
     let begun = Instant::now();
     assert!(stage.client.ping(Duration::from_millis(500)).is_err());
-    assert!(begun.elapsed() < Duration::from_secs(3));
+    assert!(begun.elapsed() < LONG);
 }

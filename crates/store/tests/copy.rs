@@ -197,7 +197,7 @@ fn copy_when_cancelled_during_its_wait_returns_soon() {
         let result = copy_range(&*source, &*target, 0..1 << 20, &limits, &cancel);
         assert!(matches!(result, Err(StoreError::Cancelled)));
     });
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

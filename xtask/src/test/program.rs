@@ -3,19 +3,21 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::stuck::Before;
+use super::guard::{LEFT, SIGNAL};
 
-/// The longest that one program may take; more than four times what the longest takes here.
-const LIMIT: Duration = Duration::from_secs(600);
+/// The longest for which a program may say nothing. It says when a test ends, and no test takes a tenth of
+/// this on an idle machine.
+const SILENT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
-/// For a program that was killed to be gone.
-const STUCK: Duration = Duration::from_secs(30);
+/// For a guard to end a program that took too long, and what belongs to it.
+const STUCK: Duration = Duration::from_secs(90);
 /// For the rest of what a program printed, once it has ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -47,11 +49,13 @@ pub struct Outcome {
 }
 
 /// Builds all test programs, those first that take long.
-pub fn build(root: &Path, arguments: &[String]) -> Result<Vec<Program>> {
-    let mut cargo = cargo(root);
+pub fn build(root: &Path, arguments: &[String], scratch: &Path) -> Result<Vec<Program>> {
+    let mut cargo = cargo(root, scratch);
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let output = cargo.args(arguments).stdout(Stdio::piped()).stderr(Stdio::inherit()).output();
-    let output = output.context("cargo can't be started")?;
+    cargo.args(arguments).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = cargo.spawn().context("cargo can't be started")?;
+    let _owned = child.stdin.take();
+    let output = child.wait_with_output().context("cargo's messages")?;
     if !output.status.success() {
         bail!("the tests could not be built");
     }
@@ -64,14 +68,18 @@ pub fn build(root: &Path, arguments: &[String]) -> Result<Vec<Program>> {
 }
 
 /// Runs the examples in the documentation. True if all passed.
-pub fn documents(root: &Path, arguments: &[String]) -> Result<bool> {
-    let mut cargo = cargo(root);
+pub fn documents(root: &Path, arguments: &[String], scratch: &Path) -> Result<bool> {
+    let mut cargo = cargo(root, scratch);
     cargo.args(["test", "--workspace", "--doc"]).args(arguments);
-    Ok(cargo.status().context("cargo can't be started")?.success())
+    let mut child = cargo.spawn().context("cargo can't be started")?;
+    let _owned = child.stdin.take();
+    Ok(child.wait()?.success())
 }
 
-fn cargo(root: &Path) -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+/// Cargo, for as long as somebody holds the standard input.
+fn cargo(root: &Path, scratch: &Path) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut cargo = guarded(scratch, Path::new(&program));
     cargo.current_dir(root);
     // What `cargo run` has set for this program would have build scripts that look at it, and all that
     // depends on them, built anew each time.
@@ -103,19 +111,19 @@ impl Program {
         Path::new(&self.name).file_stem().is_some_and(|stem| stem == target)
     }
 
-    /// Runs it with the arguments given, for [`LIMIT`] at most. Also where the kernel does not let
-    /// go of it, this comes back.
-    pub fn run(&self, arguments: &[&str], before: &Before) -> Result<Outcome> {
+    /// Runs it with the arguments given, and ends what it leaves, and itself when it is silent for
+    /// [`SILENT`]. Also where the kernel does not let go of it, this comes back.
+    pub fn run(&self, arguments: &[&str], scratch: &Path) -> Result<Outcome> {
         let began = Instant::now();
         let (mut reader, writer) = std::io::pipe()?;
-        let mut command = Command::new(&self.executable);
+        let mut command = guarded(scratch, &self.executable);
         command.args(arguments).arg("--show-output");
         command.current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
         // Daemons that a test starts would warn of variables that they don't know.
         for name in ["FOREBAY_TEST_SET", "FOREBAY_TEST_SKIPS"] {
             command.env_remove(name);
         }
-        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+        command.stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn().with_context(|| self.name.clone())?;
         // Its ends of the pipe are the child's alone from here on.
         drop(command);
@@ -124,35 +132,27 @@ impl Program {
             let heard = heard.clone();
             move || listen(&mut reader, &heard)
         });
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break Some(status);
-            }
-            if began.elapsed() > LIMIT {
-                end(&mut child, before)?;
-                break None;
-            }
-            std::thread::sleep(LOOK);
-        };
-        // A process that outlives its program may hold the pipe: it is not waited for.
-        let until = Instant::now() + PATIENCE;
-        while !listener.is_finished() && Instant::now() < until {
-            std::thread::sleep(LOOK);
+        let is_alive = wait_while_it_speaks(&mut child, &heard)?;
+        if is_alive {
+            // The guard ends the program when nobody holds this any more.
+            drop(child.stdin.take());
+            until(STUCK, || Ok(child.try_wait()?.is_some()))?;
         }
+        let code = child.try_wait()?.and_then(|status| status.code()).filter(|_| !is_alive);
+        // A process that outlives its program may hold the pipe: it is not waited for.
+        until(PATIENCE, || Ok(listener.is_finished()))?;
         let mut said = heard
             .lock()
             .map_or_else(|_| String::new(), |b| String::from_utf8_lossy(&b).into_owned());
-        if !status.is_some_and(|status| status.success()) {
-            let how =
-                status.map_or(format!("stopped after {} s", LIMIT.as_secs()), |s| s.to_string());
-            said.push_str(&format!("\n{}: {how}\n", self.name));
+        if code != Some(0) {
+            said.push_str(&format!("\n{}: {}\n", self.name, how_it_ended(code)));
         }
         let (said, skipped) = tell_skips(&said);
         Ok(Outcome {
             program: self.clone(),
-            passed: status.is_some_and(|status| status.success()),
+            passed: code == Some(0),
             // libtest ends with 101 when tests failed.
-            ended: status.is_some_and(|status| matches!(status.code(), Some(0 | 101))),
+            ended: matches!(code, Some(0 | 101)),
             said,
             skipped,
             took: began.elapsed(),
@@ -160,15 +160,52 @@ impl Program {
     }
 }
 
-/// Ends a program that took too long. One that the kernel holds for a file system without a daemon
-/// is freed first; should even that not help it is left alone.
-fn end(child: &mut Child, before: &Before) -> Result<()> {
-    child.kill()?;
-    let until = Instant::now() + STUCK;
-    while child.try_wait()?.is_none() && Instant::now() < until {
-        before.abort_waiting();
+/// A program that is run by a guard ([`super::guard`]), which ends it when this process ends.
+fn guarded(scratch: &Path, program: &Path) -> Command {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    // This program, also where the file it was started from was built anew since.
+    let mut command = Command::new("/proc/self/exe");
+    let run = RUNS.fetch_add(1, Ordering::Relaxed).to_string();
+    command.arg("guard").arg(scratch.join(run)).arg(program).stdin(Stdio::piped());
+    command
+}
+
+/// What to say of the code with which a guard ended; `None` where it had to be told to.
+fn how_it_ended(code: Option<i32>) -> String {
+    match code {
+        None => format!("stopped: no test has ended for {} s", SILENT.as_secs()),
+        Some(LEFT) => "all passed, but it left what is named above".into(),
+        Some(code @ 129..) => format!("signal: {}", code - SIGNAL),
+        Some(code) => format!("exit status: {code}"),
     }
-    Ok(())
+}
+
+/// Waits until a program has ended, or for too long without a word of it; then it is true.
+fn wait_while_it_speaks(child: &mut Child, heard: &Mutex<Vec<u8>>) -> Result<bool> {
+    let (mut length, mut since) = (0, Instant::now());
+    while child.try_wait()?.is_none() {
+        let now = heard.lock().map_or(0, |heard| heard.len());
+        if now != length {
+            (length, since) = (now, Instant::now());
+        }
+        if since.elapsed() > SILENT {
+            return Ok(true);
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(false)
+}
+
+/// Calls `probe` until it is true, for `limit` at most. Whether it was.
+fn until(limit: Duration, mut probe: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let end = Instant::now() + limit;
+    while !probe()? {
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(true)
 }
 
 /// Takes out what tests that passed printed, and gives the lines by which some of them said that they
@@ -213,27 +250,6 @@ mod tests {
         assert!(said.starts_with("test a ... ok\n") && said.contains("---- b stdout ----\noh"));
         assert!(!said.contains("begins") && !said.contains("successes"), "{said}");
         assert_eq!(tell_skips("test a ... ok\n"), ("test a ... ok\n".to_owned(), vec![]));
-    }
-
-    fn shell(script: &str) -> (Program, Vec<String>) {
-        let program = Program { name: "sh".into(), executable: "/bin/sh".into(), home: "/".into() };
-        (program, vec!["-c".to_owned(), script.to_owned()])
-    }
-
-    fn run(script: &str) -> Outcome {
-        let (program, arguments) = shell(script);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        program.run(&arguments, &Before::look()).expect("it runs")
-    }
-
-    #[test]
-    fn run_when_it_passes_fails_or_dies_then_told_apart() {
-        let fine = run("echo one; echo two >&2");
-        assert!(fine.passed && fine.ended && fine.said == "one\ntwo\n");
-        let failed = run("exit 101");
-        assert!(!failed.passed && failed.ended);
-        let died = run("kill -9 $$");
-        assert!(!died.passed && !died.ended && died.said.contains("signal: 9"));
     }
 
     #[test]

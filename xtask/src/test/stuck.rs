@@ -4,8 +4,12 @@
 //! The kernel lets it go when its connection is aborted.
 
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use rustix::mount::UnmountFlags;
 
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// A request that waits longer than this, while its program is being ended, is not answered.
@@ -37,6 +41,74 @@ impl Before {
             waiting.trim().parse::<u64>().is_ok_and(|count| count > 0)
         })
     }
+}
+
+/// Mounts, those last made first.
+#[derive(Debug)]
+pub struct Mounts(Vec<(u32, PathBuf)>);
+
+impl Mounts {
+    /// What is mounted below these directories.
+    pub fn below(places: &BTreeSet<PathBuf>) -> Self {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mut found: Vec<_> = mounts.lines().filter_map(mount).collect();
+        found.retain(|(_, point)| places.iter().any(|place| point.starts_with(place)));
+        found.reverse();
+        Self(found)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Ends them, and says which they were. Connections of file systems in user space are aborted
+    /// before: to look at a mount whose daemon does not answer would take for ever.
+    pub fn end(self) -> Vec<String> {
+        for (minor, _) in &self.0 {
+            // Of other file systems there is none.
+            let _ = std::fs::write(entry(*minor, "abort"), "1");
+        }
+        self.0
+            .iter()
+            .map(|(_, point)| format!("mount {}{}", point.display(), unmount(point)))
+            .collect()
+    }
+}
+
+/// Takes a mount away, also one in use. What to add to its name where that fails.
+fn unmount(point: &Path) -> &'static str {
+    if rustix::mount::unmount(point, UnmountFlags::DETACH).is_ok() {
+        return "";
+    }
+    // Who is not root may do it by this program only. Its end may be seen by another thread.
+    let mut helper = Command::new("fusermount3");
+    helper.arg("-uz").arg(point).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _ = helper.status();
+    let there = Mounts::below(&BTreeSet::from([point.to_owned()]));
+    if there.is_empty() { "" } else { ", which can't be unmounted" }
+}
+
+/// The minor device number and the place of a line of mountinfo.
+fn mount(line: &str) -> Option<(u32, PathBuf)> {
+    let mut fields = line.split(' ').skip(2);
+    let (device, point) = (fields.next()?, fields.nth(1)?);
+    let (major, minor) = device.split_once(':')?;
+    // Only devices without a number of their own can be such connections.
+    let minor = if major == "0" { minor.parse().ok()? } else { u32::MAX };
+    Some((minor, unescape(point)))
+}
+
+/// The kernel writes blanks and the like as three octal digits.
+fn unescape(text: &str) -> PathBuf {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.first_chunk::<3>().filter(|_| *first == b'\\');
+        let code = code.and_then(|code| u8::from_str_radix(str::from_utf8(code).ok()?, 8).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &after[3..] } else { after };
+    }
+    std::ffi::OsString::from_vec(bytes).into()
 }
 
 fn entry(id: u32, file: &str) -> PathBuf {
@@ -78,5 +150,12 @@ mod tests {
         assert_eq!(elsewhere(&line("/tmp/xy"), &ours), Some(57));
         assert_eq!(elsewhere("28 1 254:0 / / rw - ext4 /dev/vda rw", &ours), None);
         assert_eq!(elsewhere("", &ours), None);
+    }
+
+    #[test]
+    fn mount_when_its_place_has_blanks_then_they_are_read() {
+        let line = r"97 28 0:57 / /tmp/a\040b\134c rw - fuse.forebay forebay rw";
+        assert_eq!(mount(line), Some((57, PathBuf::from(r"/tmp/a b\c"))));
+        assert_eq!(mount("28 1 254:0 / / rw"), Some((u32::MAX, PathBuf::from("/"))));
     }
 }

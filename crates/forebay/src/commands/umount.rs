@@ -33,6 +33,9 @@ const OTHERS_LIMIT: Duration = Duration::from_secs(15);
 /// After this long it is looked whether it is bound to other places.
 const BOUND_LIMIT: Duration = Duration::from_secs(2);
 
+/// For how long a mount that is in use by nobody who is to be seen is tried again.
+const BUSY_LIMIT: Duration = Duration::from_secs(3);
+
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Error> {
     let path = mountinfo::resolve(&args.mountpoint)
@@ -135,18 +138,31 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     let mounts = mountinfo::read().unwrap_or_default();
     let mount = mountinfo::at(&mounts, client.mountpoint());
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
-    match client.order(Request::Shutdown { how }, end_limit(began, args)) {
-        Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
-            return Err(busy(client.mountpoint()));
-        }
-        // The daemon may be gone before its answer is; that it is gone is checked below.
-        Err(Error::NoDaemon { .. }) | Ok(()) => {}
-        Err(error) => return Err(error),
-    }
+    shut_down(&mut client, how, end_limit(began, args))?;
     if let Some(daemon) = daemon {
         wait_for_end(&daemon, mount, &mounts, end_limit(began, args))?;
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
+}
+
+/// Has the daemon end. Who uses the mount and is not to be seen is most often about to end, or only looks
+/// at it, so that it is tried again for a while.
+fn shut_down(client: &mut Client, how: Shutdown, limit: Duration) -> Result<(), Error> {
+    let until = Instant::now() + BUSY_LIMIT;
+    loop {
+        match client.order(Request::Shutdown { how }, limit) {
+            Err(Error::Control(error)) if error.kind == ErrorKind::Busy => {
+                let holders = holders(client.mountpoint());
+                if !holders.is_empty() || Instant::now() >= until {
+                    return Err(busy(client.mountpoint(), &holders));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            // The daemon may be gone before its answer is; the caller waits for its end.
+            Err(Error::NoDaemon { .. }) | Ok(()) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Which of the mounts that were there before a mount was removed still show its file system. (Later ones
@@ -220,8 +236,7 @@ fn drain(client: &mut Client, args: &UmountArgs, began: Instant) -> Result<Outco
     }
 }
 
-fn busy(mountpoint: &Path) -> Error {
-    let holders = holders(mountpoint);
+fn busy(mountpoint: &Path, holders: &[String]) -> Error {
     let list: String = holders.iter().map(|holder| format!("\n  {holder}")).collect();
     if list.is_empty() {
         Error::Failed(format!(

@@ -92,9 +92,9 @@ pub struct Status {
     pub dirty: Dirty,
     /// What is not yet in the backing store in any way: data, names or attributes.
     pub backlog: Backlog,
-    /// Opens that found the file resident.
+    /// Opens that found the whole file resident.
     pub hits: u64,
-    /// Opens that did not.
+    /// Opens that found a part of it, or nothing.
     pub misses: u64,
     /// Bytes moved for programs since the mount, by where they came from or went to.
     pub bytes: BytesBySource,

@@ -203,7 +203,7 @@ pub fn obey(node: &Arc<Node>, control: &Arc<NodeControl>) {
     let obey = move || {
         while let Some(step) = look(&node, &control) {
             if let Err(error) = step {
-                tracing::error!(%error, "nobody hears that this node does not leave");
+                tracing::error!(%error, "can't tell the other nodes that this one stays");
             }
             thread::sleep(LOOK);
         }
@@ -224,11 +224,11 @@ fn look(
     }
     match leave(&node, &control) {
         Ok(()) => {
-            tracing::info!("this node was told to leave, and leaves");
+            tracing::info!("this node leaves the cluster, as it was told to");
             None
         }
         Err(why) => {
-            tracing::warn!(why, "this node was told to leave, and stays");
+            tracing::warn!(why, "this node was told to leave the cluster, and can't");
             Some(node.refuse_to_leave(&why))
         }
     }

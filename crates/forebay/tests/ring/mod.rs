@@ -104,7 +104,7 @@ impl Server {
 
     fn wait_until_up(&self) {
         let up = || std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok();
-        assert!(wait_for(Duration::from_secs(10), up), "the metadata server does not come up");
+        assert!(wait_for(Duration::from_secs(60), up), "the metadata server does not come up");
     }
 
     /// Ends it; what it has stays in its directory.
@@ -260,7 +260,7 @@ impl Ring {
     pub fn kill(&self, node: usize) {
         let pid = self.daemon(node);
         signal(pid, rustix::process::Signal::KILL);
-        assert!(wait_for(Duration::from_secs(5), || !alive(pid)));
+        assert!(wait_for(Duration::from_secs(60), || !alive(pid)));
         self.detach(node);
     }
 
@@ -276,7 +276,7 @@ impl Ring {
             signal(parent, rustix::process::Signal::KILL);
         }
         signal(daemon, rustix::process::Signal::KILL);
-        assert!(wait_for(Duration::from_secs(5), || !alive(daemon)));
+        assert!(wait_for(Duration::from_secs(60), || !alive(daemon)));
         self.detach(node);
     }
 

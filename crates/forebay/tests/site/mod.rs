@@ -31,12 +31,14 @@ pub fn use_own_mounts() {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let (temporary, home) = (std::env::temp_dir(), std::env::current_dir().unwrap());
-    for point in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
-        let point = std::path::Path::new(point);
+    for line in mounts.lines() {
+        let Some(point) = line.split(' ').nth(4).map(std::path::Path::new) else { continue };
+        // Others' mounts on this machine would show in what commands say of all mounts.
+        let is_forebay = line.contains(" - fuse.forebay ");
         let of_tests = [&*temporary, "/dev/shm".as_ref()]
             .iter()
-            .any(|dir| point.starts_with(dir) && point != *dir && !home.starts_with(point));
-        if of_tests {
+            .any(|dir| point.starts_with(dir) && point != *dir);
+        if (of_tests || is_forebay) && !home.starts_with(point) {
             // Its path has no blanks, or it is none of a test.
             let _gone_or_in_use = unmount(point, UnmountFlags::DETACH);
         }

@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::residency::data_location::TierObject;
-use crate::residency::fetch::FetchMode;
+use crate::residency::fetch::{AtRange, FetchMode, Gaps};
 use crate::residency::files::{File, FileRef};
 use crate::residency::seams::{Deliver, Extents, SharedCopy};
 
@@ -420,7 +420,8 @@ impl Node {
         };
         let Some((tier, base)) = self.residency.base_to_fill_from(file)? else { return Ok(true) };
         self.fetch_from_peers(&shared, &*base, &indexes, &mut |range, bytes, source| {
-            self.residency.install_extent(file, (tier, &base), (range, bytes), source, mode)
+            let gaps = Gaps { tier, base: &base };
+            self.residency.install_extent(file, gaps, AtRange { range, bytes }, source, mode)
         })
     }
 }

@@ -26,18 +26,18 @@ use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, Membership};
 use crate::lifecycle::admission;
 use crate::lifecycle::members::{self, Expected};
-use crate::node::{BACKING_SETTING, METADATA, Node, STORE_SETTING, owner_of};
+use crate::node::{BACKING_SETTING, METADATA, Node, OptionalParts, STORE_SETTING, owner_of};
 use crate::pool::Pool;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};
-use crate::residency::{Given, Residency, TierSlot};
+use crate::residency::{Decider, Given, Residency, TierSlot};
 use crate::seams::Upper;
 use crate::serving::Serve;
 use crate::stream::Streams;
 use crate::trace::EventLog;
-use crate::writeback::Writeback;
+use crate::writeback::{Writeback, WritebackSeams};
 use crate::writeback::reconcile::Reconciler;
-use crate::writeback::seams::{AboveWriteback, AllRights, WorkRights};
+use crate::writeback::seams::{AllRights, WorkRights};
 
 /// Where it notes what it has committed under leases, there.
 const LEASES: &str = "leases";
@@ -85,7 +85,12 @@ impl Node {
                 Arc::new(InterceptedBacking::new(backing, Arc::new(throttle)))
             }
         };
-        match Self::assemble(config, (tiers, &expected), backing, handed_over) {
+        match Self::assemble(
+            config,
+            OpenedTiers { slots: tiers, expected: &expected },
+            backing,
+            handed_over,
+        ) {
             Ok(node) => {
                 drop(node.residency.troubles.noted.set(directory));
                 Ok(node)
@@ -122,7 +127,7 @@ impl Node {
         for slot in &mut tiers {
             slot.tier = in_front(slot.tier.clone());
         }
-        Self::assemble(config, (tiers, &expected), backing, None)
+        Self::assemble(config, OpenedTiers { slots: tiers, expected: &expected }, backing, None)
     }
 
     /// A node on an empty namespace whose tiers are not looked at, for a rebuild.
@@ -131,18 +136,19 @@ impl Node {
         let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
         let expected = Expected::of(&backing)?;
-        let node = Self::build(config, (tiers, &expected), backing, None)?;
+        let node =
+            Self::build(config, OpenedTiers { slots: tiers, expected: &expected }, backing, None)?;
         node.writeback.import_root()?;
         Ok(node)
     }
 
     fn assemble(
         config: NodeConfig,
-        tiers: (Vec<TierSlot>, &Expected),
+        tiers: OpenedTiers<'_>,
         backing: Arc<dyn BackingStore>,
         handed_over: Option<&HandOverState>,
     ) -> Result<Arc<Node>> {
-        let is_new = handed_over.is_none() && !tiers.1.is_known();
+        let is_new = handed_over.is_none() && !tiers.expected.is_known();
         let node = Self::build(config, tiers, backing, handed_over)?;
         match node.begin(handed_over) {
             Ok(()) => Ok(node),
@@ -185,14 +191,18 @@ impl Node {
 
     fn build(
         config: NodeConfig,
-        (tiers, expected): (Vec<TierSlot>, &Expected),
+        OpenedTiers { slots: tiers, expected }: OpenedTiers<'_>,
         backing: Arc<dyn BackingStore>,
         handed_over: Option<&HandOverState>,
     ) -> Result<Arc<Node>> {
         let generation = handed_over.map_or(0, HandOverState::next_generation);
         let former = handed_over.and_then(|handed_over| handed_over.membership.as_ref());
         let state_dir = make_state_dir(&config, &tiers)?;
-        let meta = open_namespace(&config, (&state_dir, &tiers, expected), former)?;
+        let meta = open_namespace(
+            &config,
+            Members { state_dir: &state_dir, tiers: &tiers, expected },
+            former,
+        )?;
         expected.confirm(&meta, &state_dir, &tiers)?;
         let cluster = meta.member().zip(config.cluster.clone());
         let cluster =
@@ -201,7 +211,12 @@ impl Node {
             meta.rely(cluster.kernel_grants.clone());
             cluster.enter_store()?;
         }
-        let store = bind(&meta, &config, (&state_dir, &tiers, expected), former)?;
+        let store = bind(
+            &meta,
+            &config,
+            Members { state_dir: &state_dir, tiers: &tiers, expected },
+            former,
+        )?;
         let spills_noted = meta.has_setting_like(crate::residency::spill::SETTING)?;
         let decisions = steward_config(&config);
         let steward =
@@ -231,14 +246,15 @@ impl Node {
                 above: Box::new(Upper(this.clone())),
                 cold: streams.clone().map(|streams| streams as Arc<dyn ColdReads>),
             };
-            let residency = Residency::new(given, tiers, (steward, event_log), spills_noted);
+            let residency =
+                Residency::new(given, tiers, Decider { steward, event_log }, spills_noted);
             let rights: Box<dyn WorkRights> = match cluster.is_some() {
                 true => Box::new(Upper(this.clone())),
                 false => Box::new(AllRights),
             };
-            let above = (rights, Box::new(Upper(this.clone())) as Box<dyn AboveWriteback>);
+            let above = WritebackSeams { rights, above: Box::new(Upper(this.clone())) };
             let writeback = Writeback::new(residency, reconciler, store, above);
-            Node::of(this, writeback, (streams, cluster), generation)
+            Node::of(this, writeback, OptionalParts { streams, cluster }, generation)
         }))
     }
 
@@ -302,9 +318,23 @@ fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
     Ok(tiers)
 }
 
+/// The tiers of a mount that are open, and what is known of them and of the backing store.
+struct OpenedTiers<'a> {
+    slots: Vec<TierSlot>,
+    expected: &'a Expected,
+}
+
+/// As [`OpenedTiers`], with the directory of the state in one of them.
+#[derive(Clone, Copy)]
+struct Members<'a> {
+    state_dir: &'a Path,
+    tiers: &'a [TierSlot],
+    expected: &'a Expected,
+}
+
 fn open_namespace(
     config: &NodeConfig,
-    (state_dir, tiers, expected): (&Path, &[TierSlot], &Expected),
+    Members { state_dir, tiers, expected }: Members<'_>,
     former: Option<&Membership>,
 ) -> Result<MetaStore> {
     let Some(cluster) = &config.cluster else {
@@ -374,7 +404,7 @@ fn bind_to_backing(meta: &MetaStore, backing: &Path) -> Result<()> {
 fn bind(
     meta: &MetaStore,
     config: &NodeConfig,
-    (state_dir, tiers, expected): (&Path, &[TierSlot], &Expected),
+    Members { state_dir, tiers, expected }: Members<'_>,
     former: Option<&Membership>,
 ) -> Result<StoreIdentity> {
     bind_to_backing(meta, &config.backing)?;

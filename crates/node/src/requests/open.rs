@@ -21,7 +21,7 @@ use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewName};
 use crate::node::Node;
 use crate::residency::Residency;
-use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::inode_alias::{Opens, Registered, Use as Shown, object_id, version_id};
 use crate::residency::shares::Share;
@@ -278,10 +278,11 @@ impl Node {
         fail_at!("node.open.prepare");
         self.residency.load(context, file)?;
         let size = record.attr.size;
-        let (resident, nothing) = {
+        let (resident, whole, nothing) = {
             let location = file.location.read();
             let zeros = size == 0 || !matches!(location.base, Underlay::Backing(_));
-            (location.place.is_some(), zeros)
+            let place = location.place.as_ref();
+            (place.is_some(), place.is_some_and(TierObject::is_whole), zeros)
         };
         let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
         // Before anything is told: who has to wait comes by here once more.
@@ -294,10 +295,10 @@ impl Node {
             write,
         });
         self.tracer.note(file.ino, size, write);
-        if resident {
+        // Of a file that is there in part, reads may have to wait for the backing store.
+        if whole {
             self.metrics.hits.add(1);
-        }
-        if !resident && !nothing {
+        } else if resident || !nothing {
             self.metrics.misses.add(1);
         }
         if let Some(rate) = rate

@@ -42,6 +42,11 @@ pub struct TierObject {
 }
 
 impl TierObject {
+    /// Whether every byte of the file is in the object.
+    pub fn is_whole(&self) -> bool {
+        self.presence.as_ref().is_none_or(|presence| presence.read().is_whole())
+    }
+
     /// Whether bytes of the file are neither in the object nor zeros, but those of a version below.
     pub fn lacks_bytes(&self) -> bool {
         self.presence.as_ref().is_some_and(|presence| {

@@ -95,6 +95,33 @@ fn ahead_of(sequence: u64) -> u64 {
     sequence.saturating_mul(4).min(AHEAD)
 }
 
+/// A tier has taken a file, whose count of writes was this then.
+#[derive(Clone, Copy)]
+struct Admitted {
+    tier: u8,
+    seen: u64,
+}
+
+/// From where a file is copied: the backing store, or other nodes where that may be.
+#[derive(Clone, Copy)]
+struct CopySource<'a> {
+    backing: &'a dyn BackingFile,
+    shared: Option<&'a SharedCopy>,
+}
+
+/// What an object on a tier lacks, and the version whose bytes belong there.
+#[derive(Clone, Copy)]
+pub(crate) struct Gaps<'a> {
+    pub(crate) tier: u8,
+    pub(crate) base: &'a Arc<dyn BackingFile>,
+}
+
+/// Bytes, and where they belong.
+pub(crate) struct AtRange<'a> {
+    pub(crate) range: Range<u64>,
+    pub(crate) bytes: &'a [u8],
+}
+
 impl Residency {
     /// Copies a small file to a tier before its open returns.
     pub(crate) fn fetch_whole(&self, file: &FileRef, record: &Arc<Record>) -> Result<()> {
@@ -103,7 +130,7 @@ impl Residency {
         let size = record.attr.size;
         let Some(tier) = self.admit(file.ino, size, size) else { return Ok(()) };
         let _demand = self.demand_gate();
-        let fetched = self.fetch_admitted(file, record, (tier, seen), FetchMode::Now);
+        let fetched = self.fetch_admitted(file, record, Admitted { tier, seen }, FetchMode::Now);
         self.pass_by_failed(tier, fetched)
     }
 
@@ -127,7 +154,7 @@ impl Residency {
     ) -> Result<()> {
         let _one = file.fetching.lock();
         match absent(file) {
-            Some(seen) => self.fetch_admitted(file, record, (tier, seen), mode),
+            Some(seen) => self.fetch_admitted(file, record, Admitted { tier, seen }, mode),
             None => Ok(()),
         }
     }
@@ -137,7 +164,7 @@ impl Residency {
         &self,
         file: &FileRef,
         record: &Arc<Record>,
-        (tier, seen): (u8, u64),
+        Admitted { tier, seen }: Admitted,
         mode: FetchMode<'_>,
     ) -> Result<()> {
         let print = record.backing.fingerprint;
@@ -149,7 +176,8 @@ impl Residency {
                 .map(SharedCopy::at_once)
         });
         let fetched = self.above.open_version(file.ino).and_then(|backing| {
-            self.fetch_into(file, record, (tier, shared.as_ref()), &*backing, mode)
+            let from = CopySource { backing: &*backing, shared: shared.as_ref() };
+            self.fetch_into(file, record, tier, from, mode)
         });
         let installed = match fetched {
             Ok(Some(place)) => self.install(file, record, place, seen),
@@ -219,8 +247,8 @@ impl Residency {
         &self,
         file: &File,
         record: &Arc<Record>,
-        (tier, shared): (u8, Option<&SharedCopy>),
-        backing: &dyn BackingFile,
+        tier: u8,
+        CopySource { backing, shared }: CopySource<'_>,
         mode: FetchMode<'_>,
     ) -> Result<Option<TierObject>> {
         let size = record.attr.size;
@@ -553,7 +581,13 @@ impl Residency {
                     return Err(error);
                 }
             };
-            match self.install_run(file, (tier, &base), run, &bytes[..read], Source::Fill)? {
+            match self.install_run(
+                file,
+                Gaps { tier, base: &base },
+                run,
+                &bytes[..read],
+                Source::Fill,
+            )? {
                 Installed::Done => {}
                 Installed::Overtaken => return Ok(true),
                 Installed::NoRoom => return Ok(false),
@@ -581,15 +615,15 @@ impl Residency {
     pub(crate) fn install_extent(
         &self,
         file: &FileRef,
-        (tier, base): (u8, &Arc<dyn BackingFile>),
-        (range, bytes): (Range<u64>, &[u8]),
+        gaps: Gaps<'_>,
+        AtRange { range, bytes }: AtRange<'_>,
         source: Source,
         mode: FetchMode<'_>,
     ) -> Result<bool> {
-        if !self.make_room(tier, (range.end - range.start).next_multiple_of(BLOCK), mode) {
+        if !self.make_room(gaps.tier, (range.end - range.start).next_multiple_of(BLOCK), mode) {
             return Ok(false);
         }
-        let installed = self.install_run(file, (tier, base), range, bytes, source)?;
+        let installed = self.install_run(file, gaps, range, bytes, source)?;
         Ok(matches!(installed, Installed::Done))
     }
 
@@ -597,7 +631,7 @@ impl Residency {
     fn install_run(
         &self,
         file: &FileRef,
-        (tier, base): (u8, &Arc<dyn BackingFile>),
+        Gaps { tier, base }: Gaps<'_>,
         run: Range<u64>,
         bytes: &[u8],
         source: Source,

@@ -121,12 +121,18 @@ pub(crate) struct Given {
     pub(crate) cold: Option<Arc<dyn seams::ColdReads>>,
 }
 
+/// Who decides what moves, and the log of what was decided.
+pub(crate) struct Decider {
+    pub(crate) steward: Steward,
+    pub(crate) event_log: Option<EventLog>,
+}
+
 impl Residency {
     /// Looks at nothing yet.
     pub(crate) fn new(
         given: Given,
         tiers: Vec<TierSlot>,
-        (steward, event_log): (Steward, Option<EventLog>),
+        Decider { steward, event_log }: Decider,
         spills_noted: bool,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Residency {

@@ -8,7 +8,7 @@
 //! - [`reading`]: the bytes, from the stream and from the tier.
 //! - [`keeping`]: popular files on the tier, whole or their beginnings.
 //! - [`slack`]: all other reads of the backing store.
-//! - [`succession`]: streams that another daemon had admitted.
+//! - [`hand_over`]: streams that another daemon had admitted.
 //!
 //! The machine is driven by `forebay_streams::Service`, which knows nothing of nodes.
 

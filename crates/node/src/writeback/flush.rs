@@ -90,6 +90,21 @@ enum Copied {
     Overtaken,
 }
 
+/// How a file was when its flush began.
+struct Began {
+    /// Its count of writes.
+    writes: u64,
+    /// It is flushed while programs may go on to write.
+    kept_open: bool,
+}
+
+/// Of what a temporary is a copy.
+struct CopyOf<'a> {
+    place: Option<&'a TierObject>,
+    /// The count of writes when the copy began; `None` if nobody can have written since.
+    began: Option<u64>,
+}
+
 impl Writeback {
     /// Copies a dirty file's bytes, mode, owner, times and extended attributes to the backing store
     /// and publishes them there. On a thread that may wait.
@@ -154,7 +169,7 @@ impl Writeback {
             }
             Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
             None if in_place && own => self.flush_in_place(&file, record, target)?,
-            None => self.flush_anew(&file, record, target, (seen, kept_open))?,
+            None => self.flush_anew(&file, record, target, Began { writes: seen, kept_open })?,
         };
         let Flushed::Done { fingerprint, .. } = flushed else { return Ok(flushed) };
         // As the record will have it when the worker reports it.
@@ -276,7 +291,7 @@ impl Writeback {
         file: &FileRef,
         record: &Arc<Record>,
         target: &Target<'_>,
-        (began, kept_open): (u64, bool),
+        Began { writes: began, kept_open }: Began,
     ) -> Result<Flushed> {
         let mut temporary = match file.take_staged(record) {
             Some(staged) => staged,
@@ -300,7 +315,8 @@ impl Writeback {
         }
         fail_at!("node.flush.checked");
         let location = file.location.read();
-        self.publish_file(file, (location.place.as_ref(), Some(began)), &mut temporary, target)
+        let copied = CopyOf { place: location.place.as_ref(), began: Some(began) };
+        self.publish_file(file, copied, &mut temporary, target)
     }
 
     /// Copies all bytes of a file: those on the tier from there, the others from the version that
@@ -357,7 +373,7 @@ impl Writeback {
     fn publish_file(
         &self,
         file: &File,
-        (place, began): (Option<&TierObject>, Option<u64>),
+        CopyOf { place, began }: CopyOf<'_>,
         temporary: &mut Temporary,
         target: &Target<'_>,
     ) -> Result<Flushed> {
@@ -431,8 +447,12 @@ impl Writeback {
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
-        let published =
-            self.publish_file(file, (location.place.as_ref(), None), &mut fresh, target);
+        let published = self.publish_file(
+            file,
+            CopyOf { place: location.place.as_ref(), began: None },
+            &mut fresh,
+            target,
+        );
         let flushed = match published {
             // Before anybody can write to it again: an error may come after the deed.
             Err(error) => match self.residency.published_spill(record) {

@@ -65,13 +65,19 @@ pub struct Writeback {
     pub(crate) threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
+/// The rooms above, as this one sees them.
+pub(crate) struct WritebackSeams {
+    pub(crate) rights: Box<dyn seams::WorkRights>,
+    pub(crate) above: Box<dyn seams::AboveWriteback>,
+}
+
 impl Writeback {
     /// Looks at nothing yet.
     pub(crate) fn new(
         residency: Arc<Residency>,
         reconciler: reconcile::Reconciler,
         store: StoreIdentity,
-        (rights, above): (Box<dyn seams::WorkRights>, Box<dyn seams::AboveWriteback>),
+        WritebackSeams { rights, above }: WritebackSeams,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Writeback {
             config: residency.config.clone(),

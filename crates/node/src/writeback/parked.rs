@@ -79,10 +79,10 @@ impl Writeback {
             let ino = stray.ino;
             match settle(&self.meta, &*self.backing, &stray)? {
                 Some(kept) => {
-                    tracing::warn!(%ino, kept = %kept.display(), "what no file is known to have in .forebay/limbo is set aside");
+                    tracing::warn!(%ino, kept = %kept.display(), "a file in .forebay/limbo belongs to no known file and is set aside");
                 }
                 None => {
-                    tracing::info!(%ino, "a file has a name in .forebay/limbo that was not known");
+                    tracing::info!(%ino, "found another name of a known file in .forebay/limbo");
                 }
             }
         }

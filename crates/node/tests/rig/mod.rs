@@ -101,7 +101,7 @@ impl Rig {
                 None => tier,
             }
         };
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         self.node = Some(loop {
             match Node::start_between(self.config.clone(), backing.clone(), &in_front) {
                 // A thread of the one before is at its last breath.
@@ -268,7 +268,7 @@ impl Rig {
             rebuild,
             ..CheckRequest::default()
         };
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         loop {
             match forebay_node::check(&request, &mut |_| true) {
                 // A thread of the node before is at its last breath.

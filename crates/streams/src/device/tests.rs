@@ -86,21 +86,34 @@ fn emulated_disk_when_read_from_then_the_bytes_of_the_file() {
     conforms(&Emulated::start(Model::Disk(disk), 1).unwrap());
 }
 
+/// Takes times until one is as short as it should be, for a machine with other work on it delays
+/// some of them. All that were taken.
+fn once_undisturbed(mut time: impl FnMut() -> f64, short: impl Fn(f64) -> bool) -> Vec<f64> {
+    let mut all = Vec::new();
+    while all.len() < 20 && !all.last().is_some_and(|took| short(*took)) {
+        all.push(time());
+    }
+    all
+}
+
 #[test]
 fn emulated_disk_when_timed_then_as_the_model_says() {
     let device = Emulated::start(Model::Disk(Disk::table_1()), 1).unwrap();
     let pool = Pool::new(64 * CHUNK as u64, CHUNK).unwrap();
     let medias: Vec<_> = (0..4).map(|_| media(&device, 4 * CHUNK)).collect();
-    let begun = Instant::now();
-    for round in 0..5 {
-        for media in &medias {
-            drop(read(&device, media, &pool, (round % 4) * CHUNK as u64, 1));
+    let time = || {
+        let begun = Instant::now();
+        for round in 0..5 {
+            for media in &medias {
+                drop(read(&device, media, &pool, (round % 4) * CHUNK as u64, 1));
+            }
         }
-    }
-    // 20 reads of 64 KiB: 5 to 18 ms each for seek, rotation and transfer.
-    let took = begun.elapsed().as_secs_f64();
-    assert!((0.1..2.0).contains(&took), "{took}");
-    assert_eq!(device.control().bytes(), 20 * CHUNK as u64);
+        begun.elapsed().as_secs_f64()
+    };
+    // 20 reads of 64 KiB: 5 to 18 ms each for seek, rotation and transfer. A busy machine adds to that.
+    let all: Vec<f64> = once_undisturbed(time, |took| took < 2.0);
+    assert!(all.iter().all(|took| *took >= 0.1) && all.iter().any(|took| *took < 2.0), "{all:?}");
+    assert_eq!(device.control().bytes(), (all.len() * 20 * CHUNK) as u64);
 }
 
 #[test]
@@ -109,15 +122,20 @@ fn emulated_disk_when_throttled_then_bytes_at_its_rate_after_the_burst() {
     (disk.seek.root, disk.seek.line, disk.revolution) = ((0.0, 0.0), (0.0, 0.0), 0.0);
     let mut profile = DeviceProfile::of_disk("throttled", &disk);
     profile.throttle = Some(Throttle { rate: 2e6, burst: CHUNK as f64 });
-    let device = Emulated::start(Model::Profile(profile), 1).unwrap();
     let pool = Pool::new(8 * CHUNK as u64, CHUNK).unwrap();
-    let media = media(&device, 10 * CHUNK);
-    let begun = Instant::now();
-    for chunk in 0..9 {
-        drop(read(&device, &media, &pool, chunk * CHUNK as u64, 1));
-    }
-    let (took, expected) = (begun.elapsed().as_secs_f64(), 8.0 * CHUNK as f64 / 2e6);
-    assert!(took >= expected * 0.99 && took < expected + 1.0, "{took} s, not {expected} s");
+    let expected = 8.0 * CHUNK as f64 / 2e6;
+    let time = || {
+        let device = Emulated::start(Model::Profile(profile.clone()), 1).unwrap();
+        let media = media(&device, 10 * CHUNK);
+        let begun = Instant::now();
+        for chunk in 0..9 {
+            drop(read(&device, &media, &pool, chunk * CHUNK as u64, 1));
+        }
+        begun.elapsed().as_secs_f64()
+    };
+    let all = once_undisturbed(time, |took| took < expected + 1.0);
+    assert!(all.iter().all(|took| *took >= expected * 0.99), "{all:?}, not {expected} s");
+    assert!(all.iter().any(|took| *took < expected + 1.0), "{all:?}, not {expected} s");
 }
 
 #[test]

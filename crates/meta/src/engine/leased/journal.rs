@@ -194,7 +194,7 @@ impl Journal {
             file.sync_all()
         };
         if let Err(error) = keep() {
-            tracing::error!(%error, "what was refused can't be kept");
+            tracing::error!(%error, "can't keep a copy of changes that the servers refused");
         }
         path
     }

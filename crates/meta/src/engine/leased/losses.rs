@@ -111,7 +111,9 @@ impl Losses {
                     state.losses = kept.losses.into_iter().map(|loss| (loss.inode, loss)).collect();
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::error!(%error, "nobody is told what was lost before"),
+                Err(error) => {
+                    tracing::error!(%error, "can't read which changes were lost earlier: nobody is told of them")
+                }
             }
         }
         let losses = Losses { dir, any: AtomicBool::new(false), state: Mutex::new(state) };
@@ -182,7 +184,7 @@ impl Losses {
         };
         let nothing = losses.changes == 0 && losses.losses.is_empty();
         if let Err(error) = write(&dir.join(FILE), (!nothing).then_some(&losses)) {
-            tracing::error!(%error, "the next daemon does not tell what was lost");
+            tracing::error!(%error, "can't note which changes were lost: the next daemon will not tell of them");
         }
     }
 }

@@ -786,7 +786,7 @@ impl Engine for Leased {
 
     fn rely(&self, observer: Arc<dyn LeaseObserver>) {
         if self.shared.observer.set(observer).is_err() {
-            tracing::error!("somebody relies on leases already");
+            tracing::error!("a second observer of leases was given; it is ignored");
         }
     }
 

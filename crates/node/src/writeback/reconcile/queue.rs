@@ -204,7 +204,10 @@ impl Writeback {
         };
         match thread::Builder::new().name("backlog".into()).spawn(run) {
             Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "the backlog waits for sync: no thread for it"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread for the backlog: changes reach the backing store only by sync and umount"
+            ),
         }
     }
 

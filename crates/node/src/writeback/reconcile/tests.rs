@@ -180,13 +180,16 @@ fn node_on(
             cold: None,
         };
         let steward = Steward::new(&steward).expect("a sound configuration");
-        let residency = crate::residency::Residency::new(given, Vec::new(), (steward, None), false);
+        let decider = crate::residency::Decider { steward, event_log: None };
+        let residency = crate::residency::Residency::new(given, Vec::new(), decider, false);
         let reconciler = super::Reconciler { stub, ..Default::default() };
-        let upper = || Box::new(crate::seams::Upper(this.clone()));
-        let above = (Box::new(crate::writeback::seams::AllRights) as Box<_>, upper() as Box<_>);
+        let above = crate::writeback::WritebackSeams {
+            rights: Box::new(crate::writeback::seams::AllRights),
+            above: Box::new(crate::seams::Upper(this.clone())),
+        };
         let writeback =
             crate::writeback::Writeback::new(residency, reconciler, Default::default(), above);
-        Node::of(this, writeback, (None, None), 0)
+        Node::of(this, writeback, crate::node::OptionalParts::default(), 0)
     })
 }
 
