@@ -4,8 +4,8 @@ use std::io;
 
 use forebay_meta::Error as MetaError;
 use forebay_store::ErrorClass;
-use rustix::io::Errno;
 use forebay_store::StoreError;
+use rustix::io::Errno;
 
 /// A failure of a node's operation.
 #[derive(Debug, thiserror::Error)]

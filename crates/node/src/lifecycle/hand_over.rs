@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use forebay_core::steward::Event;
 use forebay_types::Ino;
 
-
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, OpenHandle, RemovedInode, ResidentObject};

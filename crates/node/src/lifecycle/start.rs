@@ -35,9 +35,9 @@ use crate::seams::Upper;
 use crate::serving::Serve;
 use crate::stream::Streams;
 use crate::trace::EventLog;
-use crate::writeback::{Writeback, WritebackSeams};
 use crate::writeback::reconcile::Reconciler;
 use crate::writeback::seams::{AllRights, WorkRights};
+use crate::writeback::{Writeback, WritebackSeams};
 
 /// Where it notes what it has committed under leases, there.
 const LEASES: &str = "leases";

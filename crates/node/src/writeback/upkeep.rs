@@ -2,8 +2,8 @@
 //! it was, what its faults have left, closed files of which it is not noted yet what was written to
 //! them, and memory that nobody needs.
 
-use std::os::unix::fs::MetadataExt;
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
