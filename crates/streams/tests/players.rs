@@ -109,6 +109,76 @@ fn player_that_asks_for_two_files_at_a_time_then_a_lane_for_each_and_no_more_lat
     }
 }
 
+/// A library with pictures and sound apart: segments of 2 and 12 Mb/s, named by DASH and HLS.
+fn apart() -> Site {
+    let site = segmented("table1", open());
+    let library = site.service.library().path();
+    for at in 0..60 {
+        // They last longer than the first of a session may wait.
+        let other = std::fs::File::options().write(true).open(library.join(format!("other{at}")));
+        other.unwrap().set_len(90_000_000).unwrap();
+    }
+    let dir = library.join("sub dir");
+    let set = |kind: &str, name: &str, bits: u64| {
+        format!(
+            "<AdaptationSet contentType=\"{kind}\"><Representation id=\"{name}\" bandwidth=\"{bits}\">\
+             <SegmentTemplate media=\"{name}-$Number$.m4s\"/></Representation></AdaptationSet>"
+        )
+    };
+    let text =
+        format!("<MPD>{}{}</MPD>", set("video", "v", 2_000_000), set("audio", "a", 12_000_000));
+    std::fs::write(dir.join("a.mpd"), text).unwrap();
+    let text = "#EXTM3U\n#EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID=\"s\",URI=\"sound.m3u8\"\n\
+        #EXT-X-STREAM-INF:BANDWIDTH=2000000,AUDIO=\"s\"\npictures.m3u8\n";
+    std::fs::write(dir.join("apart.m3u8"), text).unwrap();
+    for (list, name, bytes) in [("pictures", "v", SEGMENT), ("sound", "a", SEGMENT * 6)] {
+        let names = [1, 2, 3].map(|number| format!("{name}-{number}.m4s"));
+        std::fs::write(dir.join(format!("{list}.m3u8")), hls(&names.each_ref().map(|n| &n[..])))
+            .unwrap();
+        for name in &names {
+            std::fs::write(dir.join(name), content(bytes)).unwrap();
+        }
+    }
+    site
+}
+
+#[test]
+fn pictures_and_sound_of_a_session_then_admitted_together_or_not_at_all() {
+    for manifest in ["a.mpd", "apart.m3u8"] {
+        let site = apart();
+        let address = site.server.address();
+        let begin_session = || {
+            let (list, answer) = follow(address, &format!("/sub%20dir/{manifest}"));
+            assert_eq!(answer.status, 200, "{manifest}: {}", answer.head);
+            if manifest.ends_with("m3u8") {
+                assert_eq!(get(address, &beside(&list, "pictures.m3u8"), "").status, 200);
+            }
+            list
+        };
+        let mut others = fill(&site, true);
+        // There is room for one of 6 Mb/s: for the pictures alone, but not with their sound.
+        let end = |other: std::net::TcpStream| other.shutdown(std::net::Shutdown::Both).unwrap();
+        end(others.pop().unwrap());
+        let count = others.len() as u64;
+        until(&site, "one to leave", |status| status.guaranteed == count);
+        let list = begin_session();
+        let refused = get(address, &beside(&list, "v-1.m4s"), "");
+        assert_eq!(refused.status, 503, "{manifest}: {}", refused.head);
+        until(&site, "nothing to be kept", |status| status.guaranteed == count);
+        for _ in 0..2 {
+            end(others.pop().unwrap());
+        }
+        until(&site, "two to leave", |status| status.guaranteed == count - 2);
+        for (number, name) in ["v", "a", "v", "a"].iter().enumerate() {
+            let target = beside(&list, &format!("{name}-{}.m4s", number / 2 + 1));
+            let segment = get(address, &target, "");
+            assert_eq!(segment.status, 200, "{manifest}, {target}: {}", segment.head);
+            let status = site.service.status();
+            assert_eq!(status.guaranteed, count - 2 + 2, "{manifest}, {target}");
+        }
+    }
+}
+
 /// Asks, and reads the head of the answer.
 fn begin(address: std::net::SocketAddr, target: &str) -> std::net::TcpStream {
     let mut stream = connect(address);

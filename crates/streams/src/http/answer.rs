@@ -20,6 +20,7 @@ use super::clients::{Client, Permit, Reached, Share};
 use super::range::{self, Wanted};
 use super::session::{Place, Session, Turn};
 use super::{Activity, Shared, cors, date, index, player};
+use crate::error::Error;
 use crate::media::{FileKey, Media};
 use crate::model::Rate;
 use crate::mp4::pace::Pace;
@@ -213,32 +214,89 @@ async fn prepare(
         Some(pace) => Class::Guaranteed { rate: pace.rate },
         None => Class::BestEffort,
     };
-    let (mut rate, mut place, mut before) = (class.rate(), None, None);
-    if let (Some(session), Some(pace)) = (&found.session, &pace)
-        && found.pace.is_some()
-    {
-        let Some(mut lane) = session.take(pace.rate) else {
-            return too_much(Reached::Streams);
+    let session = found.session.clone();
+    let mut taken = Taken { rate: class.rate(), ..Taken::default() };
+    if let (Some(session), Some(pace), true) = (&session, &pace, found.pace.is_some()) {
+        taken = match take_lane(session, pace.rate, &found.path).await {
+            Ok(taken) => taken,
+            Err(full) => return full,
         };
-        place = Some(Place::new(Arc::clone(session), &mut lane));
-        let Turn { before: old, had, rate: kept, .. } = lane;
-        // What its permit allowed counts no more.
-        before = old.map(|(stream, _)| (stream, had));
-        rate = kept;
     }
+    let Taken { place, before, rate, beside, beginning } = taken;
     let permit = match shared.clients.take(client, Share::Stream(rate)) {
         Ok(permit) => permit,
         Err(reached) => return too_much(reached),
     };
     let at_work = Arc::clone(shared);
-    let wanted = move || found.wanted(&at_work, pace, rate, before);
-    let (wanted, response, front) = match tokio::task::spawn_blocking(wanted).await {
+    let wanted = move || {
+        let reserved = beside.map(|rate| found.reserved(&at_work, rate)).transpose()?;
+        Ok::<_, OpenError>((found.wanted(&at_work, pace, rate, before)?, reserved))
+    };
+    let ((wanted, response, front), reserved) = match tokio::task::spawn_blocking(wanted).await {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(error)) => return not_opened(error),
         Err(error) => return failed(&error),
     };
     drop((turn, request));
-    open(shared, activity, (permit, place), class, (wanted, response, front)).await
+    if let (Some(session), Some(wanted), Some(rate)) = (&session, reserved, beside)
+        && let Err(refused) = reserve(shared, client, session, *wanted, rate).await
+    {
+        return refused;
+    }
+    let held = (permit, place);
+    let response = open(shared, activity, held, class, (wanted, response, front)).await;
+    let refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+    if let (Some(session), Some(_), true) = (&session, beginning, refused) {
+        // Neither without the other.
+        session.forgo();
+    }
+    response
+}
+
+/// A lane of a session.
+#[derive(Default)]
+struct Taken<'a> {
+    place: Option<Place>,
+    /// The stream whose place it is, and the rate that it had.
+    before: Option<(Stream, u64)>,
+    rate: u64,
+    /// The rate of what is played beside the first of a session.
+    beside: Option<u64>,
+    /// Others of the session wait for what comes of the first.
+    beginning: Option<tokio::sync::MutexGuard<'a, ()>>,
+}
+
+async fn take_lane<'a>(
+    session: &'a Arc<Session>,
+    rate: u64,
+    path: &Path,
+) -> Result<Taken<'a>, Response<Body>> {
+    let waited = session.beginning.lock().await;
+    let mut lane = session.take(rate).ok_or_else(|| too_much(Reached::Streams))?;
+    let place = Some(Place::new(Arc::clone(session), &mut lane));
+    let Turn { before, had, rate, first, .. } = lane;
+    Ok(Taken {
+        place,
+        // What its permit allowed counts no more.
+        before: before.map(|(stream, _)| (stream, had)),
+        rate,
+        beside: if first { session.beside(path) } else { None },
+        beginning: first.then_some(waited),
+    })
+}
+
+/// Takes a place for what will be played beside the first of a session.
+async fn reserve(
+    shared: &Arc<Shared>,
+    client: Client,
+    session: &Session,
+    wanted: OpenRequest,
+    rate: u64,
+) -> Result<(), Response<Body>> {
+    let permit = shared.clients.take(client, Share::Stream(rate)).map_err(too_much)?;
+    let stream = shared.service.open(wanted).await.map_err(|rejected| turned_away(&rejected))?;
+    session.reserve(stream, permit, rate);
+    Ok(())
 }
 
 /// What came of looking for the file of a request.
@@ -265,6 +323,18 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// A place for a stream of this rate: it reads next to nothing, until something takes it.
+    fn reserved(&self, shared: &Shared, rate: u64) -> Result<Box<OpenRequest>, OpenError> {
+        let (class, max_startup_ms) = (Class::Guaranteed { rate }, self.query.max_startup_ms);
+        let request =
+            StreamRequest { class, start: self.part.start, length: Some(1), max_startup_ms };
+        let file = self
+            .file
+            .try_clone()
+            .map_err(|source| Error::File { path: self.path.clone(), source })?;
+        Ok(Box::new(shared.service.wanted(file, &self.path, &request)?))
+    }
+
     /// Asks the file system where the file lies. A stream of a session has at least its `rate`, and
     /// takes the place of what was `before`.
     fn wanted(

@@ -12,11 +12,31 @@ const SEGMENTS_MAX: usize = 1 << 15;
 /// Most representations of a manifest, or variants of a playlist.
 const VARIANTS_MAX: usize = 256;
 
+/// What is played beside other kinds: a player needs one rendition of each at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Pictures,
+    Sound,
+    /// Both in one, or nothing is said.
+    Any,
+}
+
+impl Kind {
+    fn of(type_of_media: &str) -> Self {
+        match type_of_media.split('/').next() {
+            Some("video") => Self::Pictures,
+            Some("audio") => Self::Sound,
+            _ => Self::Any,
+        }
+    }
+}
+
 /// Segments of one rendition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rendition {
     /// Bytes a second.
     pub rate: u64,
+    pub kind: Kind,
     names: Names,
 }
 
@@ -102,6 +122,8 @@ fn attribute<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 pub(super) struct Playlist {
     /// Playlists of variants, with their rates.
     pub variants: Vec<(PathBuf, u64)>,
+    /// Playlists of sound that is played beside the pictures of the variants.
+    pub sounds: Vec<PathBuf>,
     /// Segments: each a path, its milliseconds and, if it is a part of a file, its bytes.
     pub segments: Vec<(PathBuf, u64, Option<u64>)>,
     /// What comes before them.
@@ -117,6 +139,11 @@ impl Playlist {
             if let Some(info) = line.strip_prefix("#EXT-X-STREAM-INF:") {
                 let bits = attribute(info, "BANDWIDTH").and_then(|bits| bits.parse::<u64>().ok());
                 rate = bits.map(|bits| bits.div_ceil(8));
+            } else if let Some(info) = line.strip_prefix("#EXT-X-MEDIA:") {
+                let sound = attribute(info, "TYPE") == Some("AUDIO");
+                let list = attribute(info, "URI").and_then(|uri| resolve(from, uri));
+                let room = playlist.sounds.len() < VARIANTS_MAX;
+                playlist.sounds.extend(list.filter(|_| sound && room));
             } else if let Some(info) = line.strip_prefix("#EXTINF:") {
                 let seconds = info.split(',').next().and_then(|text| text.parse::<f64>().ok());
                 ms = seconds.map(|seconds| (seconds * 1000.0) as u64);
@@ -139,12 +166,12 @@ impl Playlist {
     }
 
     /// Its segments at a rate.
-    pub fn rendition(&self, rate: u64) -> Rendition {
+    pub fn rendition(&self, rate: u64, kind: Kind) -> Rendition {
         let paths = self.segments.iter().map(|segment| &segment.0).chain(&self.maps);
         let mut hashes: Vec<u64> = paths.map(|path| hash(path)).collect();
         hashes.sort_unstable();
         hashes.dedup();
-        Rendition { rate, names: Names::Each(hashes) }
+        Rendition { rate, kind, names: Names::Each(hashes) }
     }
 
     /// The highest rate of a segment, if `size` tells how large files are.
@@ -165,6 +192,7 @@ pub(super) fn representations(from: &Path, text: &str) -> Vec<Rendition> {
     // Templates of the set, and the representation whose own are read.
     let mut of_set: Vec<String> = Vec::new();
     let mut open: Option<(String, u64, Vec<String>)> = None;
+    let mut kind = Kind::Any;
     for piece in text.split('<').skip(1) {
         let (tag, behind) = piece.split_once('>').unwrap_or((piece, ""));
         let name = tag.split([' ', '\n', '\r', '\t', '/']).find(|part| !part.is_empty());
@@ -173,16 +201,24 @@ pub(super) fn representations(from: &Path, text: &str) -> Vec<Rendition> {
             .iter()
             .filter_map(|name| attribute(tag, name).map(str::to_owned))
             .collect();
+        let says = |tag| attribute(tag, "contentType").or_else(|| attribute(tag, "mimeType"));
         match name.unwrap_or("") {
-            "AdaptationSet" => of_set.clear(),
-            "Representation" if ends => found.extend(close(from, open.take(), &of_set)),
+            "AdaptationSet" if ends => of_set.clear(),
+            "AdaptationSet" => {
+                of_set.clear();
+                kind = says(tag).map_or(Kind::Any, Kind::of);
+            }
+            "Representation" if ends => found.extend(close(from, open.take(), kind, &of_set)),
             "Representation" => {
-                found.extend(close(from, open.take(), &of_set));
+                found.extend(close(from, open.take(), kind, &of_set));
+                if kind == Kind::Any {
+                    kind = says(tag).map_or(Kind::Any, Kind::of);
+                }
                 let bits = attribute(tag, "bandwidth").and_then(|bits| bits.parse::<u64>().ok());
                 let id = attribute(tag, "id").unwrap_or("").to_owned();
                 open = bits.map(|bits| (id, bits, Vec::new()));
                 if tag.ends_with('/') {
-                    found.extend(close(from, open.take(), &of_set));
+                    found.extend(close(from, open.take(), kind, &of_set));
                 }
             }
             "BaseURL" if !ends && open.is_some() => names.push(behind.trim().to_owned()),
@@ -195,13 +231,14 @@ pub(super) fn representations(from: &Path, text: &str) -> Vec<Rendition> {
             break;
         }
     }
-    found.extend(close(from, open, &of_set));
+    found.extend(close(from, open, kind, &of_set));
     found
 }
 
 fn close(
     from: &Path,
     open: Option<(String, u64, Vec<String>)>,
+    kind: Kind,
     of_set: &[String],
 ) -> Vec<Rendition> {
     let Some((id, bits, own)) = open else { return Vec::new() };
@@ -220,11 +257,11 @@ fn close(
             let first = first.to_str().unwrap_or("");
             let mut names = vec![first[..first.len().saturating_sub(1)].to_owned()];
             names.extend(parts.iter().skip(2).step_by(2).map(|part| (*part).to_owned()));
-            found.push(Rendition { rate, names: Names::Template(names) });
+            found.push(Rendition { rate, kind, names: Names::Template(names) });
         }
     }
     each.sort_unstable();
-    found.push(Rendition { rate, names: Names::Each(each) });
+    found.push(Rendition { rate, kind, names: Names::Each(each) });
     found.truncate(VARIANTS_MAX);
     found
 }
@@ -245,10 +282,28 @@ mod tests {
         assert_eq!(read.segments.len(), 2);
         assert_eq!(read.segments[1], ("films/all.ts".into(), 2000, Some(3000)));
         assert_eq!(read.peak(|_| Some(8000)), Some(2000));
-        let rendition = read.rendition(5);
+        let rendition = read.rendition(5, Kind::Any);
         for (path, is) in [("films/low/0.ts", true), ("films/low/i i.mp4", true), ("0.ts", false)] {
             assert_eq!(rendition.has(Path::new(path)), is, "{path}");
         }
+    }
+
+    #[test]
+    fn pictures_and_sound_when_apart_then_told_apart() {
+        let text = r#"<MPD><AdaptationSet contentType="video"><Representation id="v" bandwidth="8000">
+            <BaseURL>v.mp4</BaseURL></Representation></AdaptationSet><AdaptationSet>
+            <Representation mimeType='audio/mp4' id="a" bandwidth="80"><BaseURL>a.mp4</BaseURL>
+            </Representation></AdaptationSet><AdaptationSet><Representation bandwidth="8">
+            <BaseURL>t.vtt</BaseURL></Representation></AdaptationSet></MPD>"#;
+        let found = representations(Path::new("a.mpd"), text);
+        let kind =
+            |path: &str| found.iter().find(|one| one.has(Path::new(path))).map(|one| one.kind);
+        let kinds = ["v.mp4", "a.mp4", "t.vtt"].map(kind);
+        assert_eq!(kinds, [Some(Kind::Pictures), Some(Kind::Sound), Some(Kind::Any)]);
+        let master = "#EXTM3U\n#EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID=\"a\",URI=\"s.m3u8\"\n\
+            #EXT-X-MEDIA:TYPE=SUBTITLES,URI=\"t.m3u8\"\n#EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID=\"b\"\n";
+        let read = Playlist::read(Path::new("d/m.m3u8"), master);
+        assert_eq!(read.sounds, [PathBuf::from("d/s.m3u8")]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::Shared;
 use super::answer::{Asked, Found, Looked, head_of_file, media_type, refused_file, short, text};
 use super::body::Body;
 use super::film::{self, Film, Piece};
-use super::manifest::{self, Playlist};
+use super::manifest::{self, Kind, Playlist};
 use super::session::Session;
 use crate::media::FileKey;
 
@@ -121,19 +121,45 @@ fn served(shared: &Shared, asked: &Asked, path: &Path, file: &File, head: &Parts
 fn learn(shared: &Shared, session: &Session, path: &Path, text: &str) {
     if text.trim_start_matches('\u{feff}').starts_with("#EXTM3U") {
         let playlist = Playlist::read(path, text);
-        let library = shared.service.library();
-        let looked_at = std::cell::Cell::new(0);
-        let size = |path: &Path| {
-            looked_at.set(looked_at.get() + 1);
-            let file = (looked_at.get() <= LOOKED_AT).then(|| library.file(path).ok())??;
-            Some(file.metadata().ok()?.len())
-        };
-        let rate = session.variant(path).or_else(|| playlist.peak(size));
-        let renditions = rate.map(|rate| playlist.rendition(rate)).into_iter().collect();
-        session.learn(renditions, playlist.variants);
+        let kind = session.kind_of_playlist(path);
+        learn_segments(shared, session, path, &playlist, kind);
+        // What is played beside the variants is admitted with them, and nobody has asked for it yet.
+        for sound in &playlist.sounds {
+            let Some(text) = text_of(shared, sound) else { continue };
+            learn_segments(shared, session, sound, &Playlist::read(sound, &text), Kind::Sound);
+        }
+        session.learn_playlists(playlist.variants, &playlist.sounds);
     } else {
-        session.learn(manifest::representations(path, text), Vec::new());
+        session.learn(manifest::representations(path, text));
     }
+}
+
+fn learn_segments(
+    shared: &Shared,
+    session: &Session,
+    path: &Path,
+    playlist: &Playlist,
+    kind: Kind,
+) {
+    let library = shared.service.library();
+    let looked_at = std::cell::Cell::new(0);
+    let size = |path: &Path| {
+        looked_at.set(looked_at.get() + 1);
+        let file = (looked_at.get() <= LOOKED_AT).then(|| library.file(path).ok())??;
+        Some(file.metadata().ok()?.len())
+    };
+    let rate = session.variant(path).or_else(|| playlist.peak(size));
+    let renditions = rate.map(|rate| playlist.rendition(rate, kind)).into_iter().collect();
+    session.learn(renditions);
+}
+
+/// A playlist of the library, if it is none too large.
+fn text_of(shared: &Shared, path: &Path) -> Option<String> {
+    let file = shared.service.library().file(path).ok()?;
+    let size = file.metadata().ok()?.len();
+    let mut bytes = vec![0; usize::try_from(size).ok().filter(|_| size <= PLAYLIST_MAX)?];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Serves what is made of a film.

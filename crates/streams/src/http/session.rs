@@ -3,7 +3,8 @@
 //! A player gets its playlist from a path of its own, to which it is sent on, and since playlists name
 //! their segments relatively it asks for those there, too. A session holds its share of the device
 //! between two segments: the next one takes the place of the last, and nobody comes between. What a
-//! player asks for at the same time (pictures and sound) has a lane each.
+//! player asks for at the same time (pictures and sound) has a lane each. If its playlist says that there
+//! are both, they are admitted together: with the first segment of one comes a lane for the other.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::clients::{Client, Permit};
-use super::manifest::Rendition;
+use super::manifest::{Kind, Rendition};
 use crate::service::Stream;
 
 /// The first part of the paths of sessions.
@@ -53,6 +54,8 @@ pub(super) struct Turn {
     pub had: u64,
     /// At least so many bytes a second, for the session to keep its place.
     pub rate: u64,
+    /// The session has no place yet.
+    pub first: bool,
     used: Vec<(Instant, u64)>,
 }
 
@@ -63,6 +66,8 @@ struct State {
     renditions: Vec<Arc<Rendition>>,
     /// Rates of playlists that others name.
     variants: HashMap<PathBuf, u64>,
+    /// Playlists of sound beside them.
+    sounds: Vec<PathBuf>,
     last: Option<Instant>,
 }
 
@@ -76,6 +81,8 @@ pub(super) struct Session {
     /// The rate that was asked for with the playlist.
     pub rate: Option<u64>,
     state: Mutex<State>,
+    /// Held while its first places are asked for: the others wait for what comes of it.
+    pub beginning: tokio::sync::Mutex<()>,
 }
 
 impl Session {
@@ -91,8 +98,8 @@ impl Session {
         if state.busy > 0 { Some(Instant::now()) } else { state.last }
     }
 
-    /// Remembers what a playlist says.
-    pub fn learn(&self, renditions: Vec<Rendition>, variants: Vec<(PathBuf, u64)>) {
+    /// Remembers what a playlist says of segments.
+    pub fn learn(&self, renditions: Vec<Rendition>) {
         let mut state = self.state.lock();
         for rendition in renditions {
             if !state.renditions.iter().any(|known| **known == rendition) {
@@ -100,6 +107,16 @@ impl Session {
                     state.renditions.remove(0);
                 }
                 state.renditions.push(Arc::new(rendition));
+            }
+        }
+    }
+
+    /// And of other playlists.
+    pub fn learn_playlists(&self, variants: Vec<(PathBuf, u64)>, sounds: &[PathBuf]) {
+        let mut state = self.state.lock();
+        for sound in sounds {
+            if state.sounds.len() < RENDITIONS && !state.sounds.contains(sound) {
+                state.sounds.push(sound.clone());
             }
         }
         for (path, rate) in variants {
@@ -114,10 +131,36 @@ impl Session {
         self.state.lock().variants.get(path).copied()
     }
 
+    /// What is in a playlist: pictures, if another one has the sound.
+    pub fn kind_of_playlist(&self, path: &Path) -> Kind {
+        let state = self.state.lock();
+        if state.sounds.iter().any(|sound| sound == path) {
+            Kind::Sound
+        } else if !state.sounds.is_empty() && state.variants.contains_key(path) {
+            Kind::Pictures
+        } else {
+            Kind::Any
+        }
+    }
+
     /// The rate of a segment.
     pub fn rate_of(&self, path: &Path) -> Option<u64> {
         let state = self.state.lock();
         state.renditions.iter().rev().find(|known| known.has(path)).map(|known| known.rate)
+    }
+
+    /// The least rate of what is played beside this segment, if anything is.
+    pub fn beside(&self, path: &Path) -> Option<u64> {
+        let state = self.state.lock();
+        let other = match state.renditions.iter().rev().find(|known| known.has(path))?.kind {
+            Kind::Pictures => Kind::Sound,
+            Kind::Sound => Kind::Pictures,
+            Kind::Any => return None,
+        };
+        let others = state.renditions.iter().filter(|known| known.kind == other);
+        // A playlist that was not asked for yet has said nothing but its rate.
+        let variants = state.variants.values().copied().filter(|_| other == Kind::Pictures);
+        others.map(|known| known.rate).chain(variants).min()
     }
 
     /// The least rate of a rendition that is higher than this one.
@@ -134,24 +177,37 @@ impl Session {
         if state.busy >= LANES {
             return None;
         }
+        let first = state.busy == 0 && state.free.is_empty();
         state.busy += 1;
         state.last = Some(now);
         // The slowest that is fast enough, else the fastest.
         let enough = |lane: &Lane| if lane.rate >= rate { lane.rate } else { u64::MAX - lane.rate };
         let best = (0..state.free.len()).min_by_key(|at| enough(&state.free[*at]));
         let Some(lane) = best.map(|at| state.free.swap_remove(at)) else {
-            return Some(Turn { before: None, had: 0, rate, used: vec![(now, rate)] });
+            return Some(Turn { before: None, had: 0, rate, first, used: vec![(now, rate)] });
         };
         let Lane { stream, permit, rate: had, mut used } = lane;
         used.retain(|(at, before)| *before > rate && now.duration_since(*at) < REMEMBERED);
         used.push((now, rate));
         let rate = used.iter().map(|used| used.1).max().unwrap_or(rate);
-        Some(Turn { before: Some((stream, permit)), had, rate, used })
+        Some(Turn { before: Some((stream, permit)), had, rate, first, used })
     }
 
     /// What was taken is not used.
     fn give_up(&self) {
         self.state.lock().busy -= 1;
+    }
+
+    /// A place for what will be asked for beside the first.
+    pub fn reserve(&self, stream: Stream, permit: Permit, rate: u64) {
+        self.state.lock().free.push(Lane { stream, permit, rate, used: Vec::new() });
+    }
+
+    /// Gives back what was reserved.
+    pub fn forgo(&self) {
+        let freed = std::mem::take(&mut self.state.lock().free);
+        // Streams leave here, not under the lock.
+        drop(freed);
     }
 
     fn give_back(&self, lane: Lane) {
@@ -209,7 +265,8 @@ impl Sessions {
 
     fn add(&self, id: u128, client: Client, granted: bool, rate: Option<u64>) -> Arc<Session> {
         let state = State { last: Some(Instant::now()), ..State::default() };
-        let session = Arc::new(Session { id, client, granted, rate, state: Mutex::new(state) });
+        let (state, beginning) = (Mutex::new(state), tokio::sync::Mutex::new(()));
+        let session = Arc::new(Session { id, client, granted, rate, state, beginning });
         let mut all = self.all.lock();
         let of_client = all.values().filter(|session| session.client == client).count();
         let candidates =

@@ -1,0 +1,117 @@
+//! Streams that come together, or behind each other, under simulated devices and clients.
+
+use forebay_core::streams::admission::{AdmissionConfig, Assurance};
+use forebay_core::streams::layout::Layout;
+use forebay_core::streams::machine::{Config, Event, Machine, StreamId, Title};
+use forebay_core::streams::rate::Rate;
+use forebay_core::unit::Tick;
+use forebay_sim::streams::device::{Device, DeviceKind};
+use forebay_sim::streams::driver::Driver;
+
+const MB: u64 = 1_000_000;
+const CHUNK: u64 = 16_384;
+
+fn seconds(count: u64) -> Tick {
+    Tick(count * Tick::SECOND)
+}
+
+fn elastic(memory: u64, assurance: Assurance) -> Config {
+    let admission = AdmissionConfig { memory, chunk: CHUNK, assurance, ..Default::default() };
+    Config { admission, request: 16 << 20, interval: 0, ..Default::default() }
+}
+
+fn driver(config: Config, kind: DeviceKind, seed: u64) -> Driver {
+    let chunk = config.admission.chunk;
+    let machine = Machine::new(kind.profile(), config).expect("a configuration");
+    Driver::new(machine, Device::new(kind, seed), chunk)
+}
+
+/// So many titles over the whole device.
+fn titles(count: u64, bytes: u64, kind: DeviceKind) -> Vec<Layout> {
+    let step = kind.profile().capacity / count;
+    (0..count).map(|at| Layout::contiguous(at * step, bytes).expect("a layout")).collect()
+}
+
+#[test]
+fn crowd_that_comes_at_once_with_a_statistical_guarantee_then_as_many_as_start_soon_are_taken() {
+    // Milliseconds between 90 requests, and the fewest who are taken: all would fit.
+    for (apart, fewest) in [(0, 70), (30, 80), (125, 90)] {
+        let config = elastic(256 * MB, Assurance::Statistical(4.0));
+        let mut driver = driver(config, DeviceKind::Disk, 1);
+        let rate = Rate::constant(1_000_000).expect("a rate");
+        let files = titles(90, 60 * MB, DeviceKind::Disk);
+        for at in 0..90 {
+            // In no order.
+            let layout = &files[at as usize * 37 % 90];
+            driver.join_at(Tick(at * apart * 1_000_000), at, at, &rate, layout);
+        }
+        driver.run_until(seconds(50));
+        let outcome = &driver.outcome;
+        assert!(outcome.glitches.is_empty(), "{apart}: {:?}", outcome.glitches);
+        assert!(outcome.admitted >= fewest, "{apart}: {} taken", outcome.admitted);
+        let longest = outcome.startups.iter().map(|start| start.2).max().expect("some start");
+        assert!(longest <= 3 * Tick::SECOND, "{apart}: {longest} ns");
+        assert_eq!(driver.waiting(), 0, "{apart}");
+    }
+}
+
+#[test]
+fn crowd_with_a_statistical_guarantee_then_who_would_wait_long_is_refused_and_the_others_start() {
+    let started = |startup| {
+        let mut config = elastic(64 * MB, Assurance::Statistical(4.0));
+        config.admission.startup = startup;
+        let mut driver = driver(config, DeviceKind::Table1, 1);
+        let rate = Rate::constant(250_000).expect("a rate");
+        for (at, layout) in titles(60, 50 * MB, DeviceKind::Table1).iter().enumerate() {
+            driver.join_at(Tick(at as u64 * Tick::SECOND / 8), at as u64, at as u64, &rate, layout);
+        }
+        driver.run_until(seconds(120));
+        assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
+        let longest = driver.outcome.startups.iter().map(|(_, _, nanos)| *nanos).max();
+        (driver.outcome.refused, longest.expect("some start"))
+    };
+    let (patient, limited) = (started(u64::MAX), started(3 * Tick::SECOND));
+    assert!(limited.0 > patient.0, "{patient:?} {limited:?}");
+    assert!(limited.1 <= 4 * Tick::SECOND && limited.1 < patient.1, "{patient:?} {limited:?}");
+}
+
+#[test]
+fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
+    let admitted = |patience| {
+        let mut config = elastic(64 * MB, Assurance::Statistical(4.0));
+        config.admission.startup = 3 * Tick::SECOND;
+        let mut driver = driver(config, DeviceKind::Table1, 1);
+        let rate = Rate::constant(250_000).expect("a rate");
+        for (at, layout) in titles(60, 50 * MB, DeviceKind::Table1).iter().enumerate() {
+            let (stream, title) = (StreamId(at as u64), Title(at as u64));
+            let (rate, layout) = (rate.clone(), layout.clone());
+            let join = Event::Join { stream, title, rate, layout, offset: 0, patience };
+            driver.at(Tick(at as u64 * Tick::SECOND / 8), join);
+        }
+        driver.run_until(seconds(60));
+        driver.outcome.admitted
+    };
+    let [hasty, usual, patient] =
+        [Some(Tick::SECOND / 5), None, Some(60 * Tick::SECOND)].map(admitted);
+    assert!(hasty <= usual && usual < patient, "{hasty} {usual} {patient}");
+}
+
+#[test]
+fn stream_that_comes_to_share_what_is_read_to_the_end_then_it_has_the_end_too() {
+    let mut ended = 0;
+    // The end of the file is read before the second arrives where the first was when it came.
+    for tenths in 9..40 {
+        let config =
+            Config { interval: 30 * Tick::SECOND, ..elastic(20 * MB, Assurance::Statistical(4.0)) };
+        let mut driver = driver(config, DeviceKind::Table1, 1);
+        let rate = Rate::constant(250_000).expect("a rate");
+        let layout = Layout::contiguous(100 * MB, tenths * 25_000).expect("a layout");
+        driver.join_at(Tick(0), 0, 7, &rate, &layout);
+        driver.join_at(Tick(Tick::SECOND * 3 / 4), 1, 7, &rate, &layout);
+        driver.run_until(seconds(30));
+        assert_eq!(driver.outcome.ended, 2, "{tenths}: both have played to the end");
+        assert!(driver.outcome.glitches.is_empty(), "{:?}", driver.outcome.glitches);
+        ended += driver.machine.counters().shared;
+    }
+    assert!(ended >= 20, "{ended} came to share");
+}
