@@ -116,11 +116,9 @@ pub(crate) fn is_announced(header: &Header, found: &Fingerprint) -> bool {
             .is_some_and(|announced| announced.same_content(found) || in_place(&announced))
 }
 
-/// How a file was when its flush began.
+/// How a file was when its flush began: its count of writes, and whether programs may go on to write.
 struct Began {
-    /// Its count of writes.
     writes: u64,
-    /// It is flushed while programs may go on to write.
     kept_open: bool,
 }
 
