@@ -21,8 +21,8 @@ use super::{Cluster, Peers};
 use crate::error::Result;
 use crate::metrics::Source;
 use crate::node::Node;
-use crate::residency::data_location::TierObject;
-use crate::residency::fetch::{AtRange, FetchMode, Gaps};
+use crate::residency::data_location::{AtRange, Gaps, TierObject};
+use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
 use crate::residency::seams::{Deliver, Extents, SharedCopy};
 

@@ -1,5 +1,6 @@
 //! Where a file's bytes are: an object on a tier, and the base that fills its gaps.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -55,6 +56,26 @@ impl TierObject {
             !missing.is_empty()
         })
     }
+}
+
+/// A tier has taken a file, whose count of writes was this then.
+#[derive(Clone, Copy)]
+pub(crate) struct Admitted {
+    pub(crate) tier: u8,
+    pub(crate) seen: u64,
+}
+
+/// What an object on a tier lacks, and the version whose bytes belong there.
+#[derive(Clone, Copy)]
+pub(crate) struct Gaps<'a> {
+    pub(crate) tier: u8,
+    pub(crate) base: &'a Arc<dyn BackingFile>,
+}
+
+/// Bytes, and where they belong.
+pub(crate) struct AtRange<'a> {
+    pub(crate) range: Range<u64>,
+    pub(crate) bytes: &'a [u8],
 }
 
 /// Whether an object has changes to a version of which it lacks bytes. Nothing may be known of that

@@ -20,7 +20,9 @@ use crate::metrics::Source;
 use crate::pool::Urgency;
 use crate::residency::Residency;
 use crate::residency::data::BLOCK;
-use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
+use crate::residency::data_location::{
+    Admitted, AtRange, Charge, Gaps, Headers, TierObject, Underlay,
+};
 use crate::residency::files::{File, FileRef};
 use crate::residency::room::no_room;
 use crate::residency::seams::SharedCopy;
@@ -95,31 +97,11 @@ fn ahead_of(sequence: u64) -> u64 {
     sequence.saturating_mul(4).min(AHEAD)
 }
 
-/// A tier has taken a file, whose count of writes was this then.
-#[derive(Clone, Copy)]
-struct Admitted {
-    tier: u8,
-    seen: u64,
-}
-
 /// From where a file is copied: the backing store, or other nodes where that may be.
 #[derive(Clone, Copy)]
 struct CopySource<'a> {
     backing: &'a dyn BackingFile,
     shared: Option<&'a SharedCopy>,
-}
-
-/// What an object on a tier lacks, and the version whose bytes belong there.
-#[derive(Clone, Copy)]
-pub(crate) struct Gaps<'a> {
-    pub(crate) tier: u8,
-    pub(crate) base: &'a Arc<dyn BackingFile>,
-}
-
-/// Bytes, and where they belong.
-pub(crate) struct AtRange<'a> {
-    pub(crate) range: Range<u64>,
-    pub(crate) bytes: &'a [u8],
 }
 
 impl Residency {
@@ -581,13 +563,8 @@ impl Residency {
                     return Err(error);
                 }
             };
-            match self.install_run(
-                file,
-                Gaps { tier, base: &base },
-                run,
-                &bytes[..read],
-                Source::Fill,
-            )? {
+            let gaps = Gaps { tier, base: &base };
+            match self.install_run(file, gaps, run, &bytes[..read], Source::Fill)? {
                 Installed::Done => {}
                 Installed::Overtaken => return Ok(true),
                 Installed::NoRoom => return Ok(false),

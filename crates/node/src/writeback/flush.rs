@@ -90,11 +90,9 @@ enum Copied {
     Overtaken,
 }
 
-/// How a file was when its flush began.
+/// How a file was when its flush began: its count of writes, and whether programs may go on to write.
 struct Began {
-    /// Its count of writes.
     writes: u64,
-    /// It is flushed while programs may go on to write.
     kept_open: bool,
 }
 
