@@ -4,6 +4,7 @@ mod ballast;
 mod embedded;
 mod leased;
 mod memory;
+mod pb_write;
 mod redis;
 mod spanning;
 
@@ -18,6 +19,7 @@ use smallvec::SmallVec;
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
 pub use memory::Memory;
+use pb_write::PbWrite;
 pub use redis::{Redis, RedisOptions, ServerLog, ServerReport, look_at_servers};
 pub use spanning::Spanning;
 
