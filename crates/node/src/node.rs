@@ -287,9 +287,9 @@ impl Node {
                 cold: streams.clone().map(|streams| streams as Arc<dyn ColdReads>),
             };
             let residency = Residency::new(given, tiers, (steward, event_log), spills_noted);
-            let rights: Box<dyn WorkRights> = match cluster.is_some() {
-                true => Box::new(Upper(this.clone())),
-                false => Box::new(AllRights),
+            let rights: Arc<dyn WorkRights> = match cluster.is_some() {
+                true => Arc::new(Upper(this.clone())),
+                false => Arc::new(AllRights),
             };
             let above = (rights, Box::new(Upper(this.clone())) as Box<dyn AboveWriteback>);
             let writeback = Writeback::new(residency, reconciler, store, above);

@@ -23,6 +23,7 @@ use crate::residency::Residency;
 
 pub(crate) mod flush;
 pub(crate) mod import;
+mod in_place;
 pub(crate) mod parked;
 pub(crate) mod reconcile;
 pub(crate) mod rest_gone;
@@ -49,7 +50,7 @@ pub struct Writeback {
     pub(crate) store: StoreIdentity,
     pub(crate) residency: Arc<Residency>,
     // Who stands on it.
-    pub(crate) rights: Box<dyn seams::WorkRights>,
+    pub(crate) rights: Arc<dyn seams::WorkRights>,
     pub(crate) above: Box<dyn seams::AboveWriteback>,
     // Its own.
     pub(crate) this: Weak<Writeback>,
@@ -70,7 +71,7 @@ impl Writeback {
         residency: Arc<Residency>,
         reconciler: reconcile::Reconciler,
         store: StoreIdentity,
-        (rights, above): (Box<dyn seams::WorkRights>, Box<dyn seams::AboveWriteback>),
+        (rights, above): (Arc<dyn seams::WorkRights>, Box<dyn seams::AboveWriteback>),
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Writeback {
             config: residency.config.clone(),
