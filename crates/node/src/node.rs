@@ -90,7 +90,7 @@ pub(crate) const BACKING_SETTING: &str = "backing";
 pub(crate) const STORE_SETTING: &str = "store";
 
 /// Where it notes what it has committed under leases, there.
-const LEASES: &str = "leases";
+pub(crate) const LEASES: &str = "leases";
 
 /// Name of this mount among all that share a backing store: the identity of its first tier.
 pub(crate) fn owner_of(tier: &dyn Tier) -> String {
@@ -531,6 +531,9 @@ fn open_namespace(
         ..RedisOptions::default()
     };
     let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
+    if former.is_none() {
+        engine.abandon(forebay_meta::sessions_left(&state_dir.join(LEASES)));
+    }
     // One that goes on for programs does so with the servers that there are.
     if former.is_none() {
         engine.check_replicas().map_err(forebay_meta::Error::from)?;
