@@ -50,8 +50,8 @@ pub(crate) const BUCKETS: u16 = 16;
 const BUCKET_SHIFT: u32 = 62 - BUCKETS.trailing_zeros();
 
 /// Up to this number no directory is ever removed: the root, and a place beside the tree in which users
-/// of the store note names that are in no directory.
-const LAST_FIXED: Ino = Ino(2);
+/// of the store note names that are in no directory. No inode is given a number up to it.
+pub(crate) const LAST_FIXED: Ino = Ino(2);
 
 /// Cursors below this are left to callers (for `.` and `..`).
 pub(crate) const MIN_HASH: u64 = 16;

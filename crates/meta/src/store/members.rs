@@ -182,6 +182,14 @@ mod tests {
     use crate::store::{FORMAT, Options};
 
     #[test]
+    fn file_when_it_is_the_first_of_a_cluster_then_has_no_number_that_means_something_else() {
+        let store = MetaStore::open(Box::new(Memory::partitioned()), &Options::default()).unwrap();
+        let new = crate::store::NewInode::new(crate::types::FileKind::Regular, 0o644, 0, 0);
+        let made = store.create(crate::types::Ino::ROOT, b"first", new, Default::default());
+        assert!(made.unwrap().ino > keys::LAST_FIXED);
+    }
+
+    #[test]
     fn nodes_of_a_store_of_the_format_before_then_are_known_after_it_is_opened() {
         let engine = Arc::new(Memory::partitioned());
         let open = || {
