@@ -22,6 +22,7 @@ mod recalls;
 mod rename;
 mod split;
 mod vanish;
+mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
