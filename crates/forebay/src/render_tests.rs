@@ -277,6 +277,7 @@ fn progress_when_half_done_then_the_bar_is_half_full() {
         backlog_left: 7,
         bytes_copied: 0,
         current: None,
+        last_error: None,
     };
     let expected = "[############............] 5 of 10 files, 1.00 MiB of 2.00 MiB, 512 KiB/s, 2 s left, backlog 7";
     assert_eq!(progress(&half, 512.0 * 1024.0), expected);

@@ -93,3 +93,44 @@ fn stopped_while_it_writes_back(point: &str, published: bool) {
     assert_eq!(ring::names(&ring.backing("")).first().map(String::as_str), Some(".forebay/mounts"));
     ring.kill(0);
 }
+
+#[test]
+fn node_when_stopped_in_the_middle_of_a_change_in_place_then_it_does_not_go_on() {
+    if !can_cluster() {
+        return;
+    }
+    let ring = Ring::talking(3);
+    ring.mount_failing(0, "store.copy.before_chunk=sleep(300)", &KEPT);
+    ring.mount(1, &KEPT);
+    ring.mount(2, &KEPT);
+    let daemon = ring.daemon(0);
+    let (here, there, backing) = (ring.at(0, "f"), ring.at(1, "f"), ring.backing("f"));
+    fs::write(&here, contents(1, 50_000)).unwrap();
+    fs::hard_link(&here, ring.at(0, "g")).unwrap();
+    sync(&ring, 0..1);
+    let old = contents(2, 24 << 20);
+    fs::write(&here, &old).unwrap();
+    let text = ring.site.text("mnt0");
+    let forebay = env!("CARGO_BIN_EXE_forebay");
+    let syncing = ring.site.command(forebay).args(["sync", &text]).spawn().unwrap();
+    let syncing = std::cell::RefCell::new(syncing);
+    let is_begun = || fs::metadata(&backing).unwrap().len() > 2 << 20;
+    assert!(wait_for(LONG, is_begun), "it does not write back\n{}", ring.log(0));
+    signal(daemon, Signal::STOP);
+    assert!(fs::read(&backing).unwrap() != old, "stopped too late to show anything");
+    let taken = || fs::read(&there).is_ok_and(|bytes| bytes == old);
+    assert!(wait_for(LONG, taken), "it is not taken over\n{}", ring.log(1));
+    let new = contents(3, 24 << 20);
+    fs::write(&there, &new).unwrap();
+    sync(&ring, 1..2);
+    assert!(fs::read(&backing).unwrap() == new, "not written back");
+    signal(daemon, Signal::CONT);
+    assert!(
+        wait_for(LONG, || syncing.borrow_mut().try_wait().unwrap().is_some()),
+        "{}",
+        ring.log(0)
+    );
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(fs::read(&backing).unwrap() == new, "overwritten\n{}", ring.log(0));
+    ring.kill(0);
+}

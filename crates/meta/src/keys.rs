@@ -50,8 +50,8 @@ pub(crate) const BUCKETS: u16 = 16;
 const BUCKET_SHIFT: u32 = 62 - BUCKETS.trailing_zeros();
 
 /// Up to this number no directory is ever removed: the root, and a place beside the tree in which users
-/// of the store note names that are in no directory.
-const LAST_FIXED: Ino = Ino(2);
+/// of the store note names that are in no directory. No inode is given a number up to it.
+pub(crate) const LAST_FIXED: Ino = Ino(2);
 
 /// Cursors below this are left to callers (for `.` and `..`).
 pub(crate) const MIN_HASH: u64 = 16;
@@ -114,7 +114,7 @@ impl Layout {
     pub fn version(self) -> u32 {
         match self {
             Layout::Central => 4,
-            Layout::Gathered => 5,
+            Layout::Gathered => 6,
         }
     }
 
@@ -124,8 +124,9 @@ impl Layout {
             // What came with 4 are names as keys of their own, which programs before it do not see.
             Layout::Central => version == 1,
             // What came with 3 are leases and splits of directories, likewise, and `NODES`; with 5
-            // what came with 4.
-            Layout::Gathered => matches!(version, 2 | 3),
+            // what came with 4; with 6 sessions, without which a program would break a lease and lose
+            // what had come to its session.
+            Layout::Gathered => matches!(version, 2 | 3 | 5),
         }
     }
 

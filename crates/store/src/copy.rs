@@ -81,6 +81,12 @@ pub struct Copied {
     pub means: Means,
 }
 
+/// The right to change the target of a copy, which may end meanwhile.
+pub trait Permit: Send + Sync {
+    /// Whether the next piece may be written.
+    fn holds(&self) -> bool;
+}
+
 /// The conditions of a copy.
 #[derive(Clone)]
 pub struct Limits {
@@ -92,6 +98,9 @@ pub struct Limits {
     pub gate: Option<Arc<Gate>>,
     /// Who has the first call on the device of the target, if anybody.
     pub turns: Option<Arc<dyn Turns>>,
+    /// Asked right before each change of the target, if there is one. A copy without it any more ends
+    /// as [`StoreError::Cancelled`].
+    pub permit: Option<Arc<dyn Permit>>,
     /// Buffers; their size is also the size of a chunk.
     pub buffers: Arc<BufferPool>,
     /// Counters to add to.
@@ -109,6 +118,7 @@ impl Limits {
             rate: None,
             gate: None,
             turns: None,
+            permit: None,
             buffers: Arc::clone(buffers),
             progress: Arc::default(),
         }
@@ -140,6 +150,7 @@ pub fn copy_range(
         copy.extents(&range)?;
     }
     if target.len()? < range.end {
+        copy.step(0)?;
         target.set_len(range.end)?;
     }
     Ok(copy.done)
@@ -175,9 +186,12 @@ impl Copy<'_> {
         if let Some(pass) = &self.pass {
             pass.wait(self.cancel)?;
         }
-        match &self.limits.rate {
-            Some(rate) => rate.take(bytes, self.cancel),
-            None => Ok(()),
+        if let Some(rate) = &self.limits.rate {
+            rate.take(bytes, self.cancel)?;
+        }
+        match &self.limits.permit {
+            Some(permit) if !permit.holds() => Err(StoreError::Cancelled),
+            _ => Ok(()),
         }
     }
 

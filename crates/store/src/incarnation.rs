@@ -7,7 +7,8 @@
 //! an operation could do that, for the stop may come between the two.
 //!
 //! What is written in place (files of several names), made beside its target on another mount, and
-//! changes of names and attributes don't go that way.
+//! changes of names and attributes don't go that way: before each of them the node asks whether it may
+//! ([`crate::copy::Permit`]), which leaves the one system call that is under way when it is stopped.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;

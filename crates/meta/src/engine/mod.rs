@@ -4,6 +4,7 @@ mod ballast;
 mod embedded;
 mod leased;
 mod memory;
+mod pb_write;
 mod redis;
 mod spanning;
 
@@ -16,8 +17,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
+pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller, sessions_left};
 pub use memory::Memory;
+use pb_write::PbWrite;
 pub use redis::{Redis, RedisOptions, ServerLog, ServerReport, look_at_servers};
 pub use spanning::Spanning;
 

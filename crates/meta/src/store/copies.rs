@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Draft, MetaStore, compare};
+use super::{Draft, MetaStore};
 use crate::codec;
 use crate::engine::{Expect, MiniTransaction, Write};
 use crate::error::{Error, Result};
@@ -43,6 +43,13 @@ impl MetaStore {
         value.map(|value| codec::decode_copies(ino, &value)).transpose()
     }
 
+    /// As [`MetaStore::copies`], with the bytes of the value.
+    fn copies_and_bytes(&self, ino: Ino) -> Result<(Option<Vec<u8>>, Option<Copies>)> {
+        let value = self.read_one(keys::copies(ino))?;
+        let copies = value.as_ref().map(|value| codec::decode_copies(ino, value)).transpose()?;
+        Ok((value, copies))
+    }
+
     /// The record of a file and its copies, as they are at one instant now; `None` if it is gone.
     ///
     /// # Errors
@@ -73,14 +80,16 @@ impl MetaStore {
             if !mine {
                 return Ok(());
             }
+            let mut known = before.map(codec::encode_copies);
             if std::mem::replace(&mut looks, true) {
-                let now = self.copies(ino)?;
+                let (bytes, now) = self.copies_and_bytes(ino)?;
                 if now.as_ref() != before {
                     changed = Some(now);
                     return Ok(());
                 }
+                known = bytes;
             }
-            compare_copies(draft, ino, before);
+            compare_copies(draft, ino, known);
             draft.put(keys::copies(ino), codec::encode_copies(after));
             draft.edit(ino)?.attr.mtime = after.mtime;
             follow(draft, ino, after)
@@ -97,12 +106,11 @@ impl MetaStore {
     /// # Errors
     /// As [`MetaStore::put_copies`].
     pub fn move_copies(&self, ino: Ino, before: &Copies, after: &Copies) -> Result<bool> {
-        let mut transaction = MiniTransaction::default();
-        let expect = Expect::Value(codec::encode_copies(before));
+        let key = keys::copies(ino);
+        let write = Write::Put(key.clone(), codec::encode_copies(after));
         // Who takes the file over, or writes it back, changes this value, too.
-        transaction.compare.push(compare(keys::copies(ino), expect));
-        transaction.write.push(Write::Put(keys::copies(ino), codec::encode_copies(after)));
-        Ok(self.execute(&transaction)?.is_some())
+        let is_same = |found: &[u8]| Ok(codec::decode_copies(ino, found)? == *before);
+        self.swap_if_same(&key, codec::encode_copies(before), &write, is_same)
     }
 
     /// Takes a file over from a node that is gone, with a copy that this node has; false if file or
@@ -116,13 +124,15 @@ impl MetaStore {
         let (mut looks, mut as_known) = (false, true);
         self.edit_one(ino, |draft, record| {
             as_known = record.owner == Some(from) && record.copied && !record.links.is_empty();
+            let mut known = Some(codec::encode_copies(copies));
             if as_known && std::mem::replace(&mut looks, true) {
-                as_known = self.copies(ino)?.as_ref() == Some(copies);
+                let (bytes, now) = self.copies_and_bytes(ino)?;
+                (as_known, known) = (now.as_ref() == Some(copies), bytes);
             }
             if !as_known {
                 return Ok(());
             }
-            compare_copies(draft, ino, Some(copies));
+            compare_copies(draft, ino, known);
             draft.put(keys::copies(ino), codec::encode_copies(&after));
             draft.put(keys::taken(ino, from.node), codec::encode_incarnation(me));
             let record = draft.edit(ino)?;
@@ -161,9 +171,9 @@ impl MetaStore {
     }
 }
 
-fn compare_copies(draft: &mut Draft<'_>, ino: Ino, before: Option<&Copies>) {
-    let expect = before.map(codec::encode_copies).map_or(Expect::Absent, Expect::Value);
-    draft.expect(&keys::copies(ino), expect);
+/// `known`: the bytes of the value, which a newer version may have written.
+fn compare_copies(draft: &mut Draft<'_>, ino: Ino, known: Option<Vec<u8>>) {
+    draft.expect(&keys::copies(ino), known.map_or(Expect::Absent, Expect::Value));
 }
 
 /// The record says what the copies hold.

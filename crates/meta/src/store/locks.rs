@@ -27,17 +27,18 @@ impl MetaStore {
     /// If the engine fails: then they may be replaced or not.
     pub fn replace_locks(&self, ino: Ino, before: &Locks, after: &Locks) -> Result<bool> {
         let key = keys::locks(ino);
-        let expect = match before.is_empty() {
-            true => Expect::Absent,
-            false => Expect::Value(codec::encode_locks(before)),
+        let write = match after.is_empty() {
+            true => Write::Delete(key.clone()),
+            false => Write::Put(key.clone(), codec::encode_locks(after)),
         };
-        let mut transaction = MiniTransaction::default();
-        transaction.compare.push(compare(key.clone(), expect));
-        transaction.write.push(match after.is_empty() {
-            true => Write::Delete(key),
-            false => Write::Put(key, codec::encode_locks(after)),
-        });
-        Ok(self.execute(&transaction)?.is_some())
+        if before.is_empty() {
+            let mut transaction = MiniTransaction::default();
+            transaction.compare.push(compare(key, Expect::Absent));
+            transaction.write.push(write);
+            return Ok(self.execute(&transaction)?.is_some());
+        }
+        let is_same = |found: &[u8]| Ok(codec::decode_locks(ino, found)? == *before);
+        self.swap_if_same(&key, codec::encode_locks(before), &write, is_same)
     }
 
     /// Notes whether programs of this node wait for locks of ranges of a file, or may soon: where to

@@ -107,11 +107,21 @@ impl MetaStore {
 
     pub(super) fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
         let key = keys::member(after.node);
-        let expect = before.map_or(Expect::Absent, |m| Expect::Value(codec::encode_member(m)));
-        let mut transaction = MiniTransaction::default();
-        transaction.compare.push(compare(key.clone(), expect));
-        transaction.write.push(Write::Put(key, codec::encode_member(after)));
-        self.execute(&transaction)?.ok_or(Error::Conflict(1)).map(drop)
+        let write = Write::Put(key.clone(), codec::encode_member(after));
+        let replaced = match before {
+            Some(before) => {
+                let is_same =
+                    |found: &[u8]| Ok(codec::decode_member(after.node, found)? == *before);
+                self.swap_if_same(&key, codec::encode_member(before), &write, is_same)?
+            }
+            None => {
+                let mut transaction = MiniTransaction::default();
+                transaction.compare.push(compare(key, Expect::Absent));
+                transaction.write.push(write);
+                self.execute(&transaction)?.is_some()
+            }
+        };
+        if replaced { Ok(()) } else { Err(Error::Conflict(1)) }
     }
 
     /// Says that this node lives. False if another incarnation has taken its place: then it must
@@ -180,6 +190,14 @@ mod tests {
     use super::*;
     use crate::engine::{Engine, Key, Memory};
     use crate::store::{FORMAT, Options};
+
+    #[test]
+    fn file_when_it_is_the_first_of_a_cluster_then_has_no_number_that_means_something_else() {
+        let store = MetaStore::open(Box::new(Memory::partitioned()), &Options::default()).unwrap();
+        let new = crate::store::NewInode::new(crate::types::FileKind::Regular, 0o644, 0, 0);
+        let made = store.create(crate::types::Ino::ROOT, b"first", new, Default::default());
+        assert!(made.unwrap().ino > keys::LAST_FIXED);
+    }
 
     #[test]
     fn nodes_of_a_store_of_the_format_before_then_are_known_after_it_is_opened() {

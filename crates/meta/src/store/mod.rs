@@ -22,6 +22,7 @@ mod recalls;
 mod rename;
 mod split;
 mod vanish;
+mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -628,8 +629,7 @@ impl MetaStore {
         let key = keys::setting(HIGH_WATER);
         let old = self.read_one(key.clone())?;
         let next = match &old {
-            // The root has number 1.
-            None => 2,
+            None => keys::LAST_FIXED.0 + 1,
             Some(value) => {
                 let bytes = codec::decode_bytes(HIGH_WATER, value)?;
                 let bytes = bytes.try_into().map_err(|_| corrupt(HIGH_WATER, "no number"))?;

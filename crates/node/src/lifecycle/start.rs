@@ -26,7 +26,9 @@ use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, Membership};
 use crate::lifecycle::admission;
 use crate::lifecycle::members::{self, Expected};
-use crate::node::{BACKING_SETTING, METADATA, Node, OptionalParts, STORE_SETTING, owner_of};
+use crate::node::{
+    BACKING_SETTING, LEASES, METADATA, Node, OptionalParts, STORE_SETTING, owner_of,
+};
 use crate::pool::Pool;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};
@@ -38,9 +40,6 @@ use crate::trace::EventLog;
 use crate::writeback::reconcile::Reconciler;
 use crate::writeback::seams::{AllRights, WorkRights};
 use crate::writeback::{Writeback, WritebackSeams};
-
-/// Where it notes what it has committed under leases, there.
-const LEASES: &str = "leases";
 
 impl Node {
     /// Starts a node on a directory as backing store and directories as tiers: opens the state that
@@ -248,9 +247,9 @@ impl Node {
             };
             let residency =
                 Residency::new(given, tiers, Decider { steward, event_log }, spills_noted);
-            let rights: Box<dyn WorkRights> = match cluster.is_some() {
-                true => Box::new(Upper(this.clone())),
-                false => Box::new(AllRights),
+            let rights: Arc<dyn WorkRights> = match cluster.is_some() {
+                true => Arc::new(Upper(this.clone())),
+                false => Arc::new(AllRights),
             };
             let above = WritebackSeams { rights, above: Box::new(Upper(this.clone())) };
             let writeback = Writeback::new(residency, reconciler, store, above);
@@ -347,6 +346,9 @@ fn open_namespace(
         ..RedisOptions::default()
     };
     let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
+    if former.is_none() {
+        engine.abandon(forebay_meta::sessions_left(&state_dir.join(LEASES)));
+    }
     // One that goes on for programs does so with the servers that there are.
     if former.is_none() {
         engine.check_replicas().map_err(forebay_meta::Error::from)?;

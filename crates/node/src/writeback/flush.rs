@@ -564,9 +564,10 @@ impl Writeback {
         self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
         fail_at!("node.flush.half");
         let size = spill.file().len()?;
-        let limits = self.residency.limits(Priority::WriteBack);
-        copy::copy_range(&**spill.file(), &*backing, 0..size, &limits, &Cancel::default())?;
+        let limits = self.limits_in_place();
+        self.copy_in_place(&**spill.file(), &*backing, 0..size, &limits)?;
         self.metrics.bytes.of(Source::Flush).add(size);
+        self.rights.may_change_store()?;
         backing.set_len(size)?;
         self.copy_attributes(record, mtime, &*backing)?;
         backing.sync(false)?;
@@ -612,18 +613,21 @@ impl Writeback {
             })?;
         }
         fail_at!("node.flush.in_place");
-        self.rights.may_change_store()?;
-        let set_len = |len| Ok(backing.set_len(len)?);
+        let set_len = |len| {
+            self.rights.may_change_store()?;
+            Ok(backing.set_len(len)?)
+        };
         let mtime = match self.flush_extents(file, &*backing, &set_len)? {
             Some(mtime) => mtime,
             None => {
                 if record.attr.size == 0 {
-                    backing.set_len(0)?;
+                    set_len(0)?;
                 }
                 record.attr.mtime
             }
         };
         fail_at!("node.flush.in_place_copied");
+        self.rights.may_change_store()?;
         self.copy_attributes(record, mtime, &*backing)?;
         backing.sync(false)?;
         let fingerprint = backing.stat()?.fingerprint();
@@ -662,7 +666,7 @@ impl Writeback {
         to: &dyn BackingFile,
         set_len: &dyn Fn(u64) -> Result<()>,
     ) -> Result<Option<forebay_meta::Timestamp>> {
-        let limits = self.residency.limits(Priority::WriteBack);
+        let limits = self.limits_in_place();
         self.cut_before_flush(file, to, set_len)?;
         let mut length = to.len()?;
         loop {
@@ -670,7 +674,7 @@ impl Writeback {
             let Some(place) = &location.place else { return Ok(None) };
             let stat = file.stat_with_time(&*place.object)?;
             let Some(presence) = &place.presence else {
-                copy::copy_range(&*place.object, to, 0..stat.size, &limits, &Cancel::default())?;
+                self.copy_in_place(&*place.object, to, 0..stat.size, &limits)?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);
                 set_len(stat.size)?;
                 return Ok(Some(stat.mtime));
@@ -695,14 +699,14 @@ impl Writeback {
                     return Ok(());
                 }
                 self.metrics.bytes.of(Source::Flush).add(run.end - run.start);
-                copy::copy_range(&*place.object, to, run, &limits, &Cancel::default()).map(drop)
+                self.copy_in_place(&*place.object, to, run, &limits)
             });
             // Extents count as clean only once they are durable where they went.
-            match copied.and_then(|()| to.sync(true)) {
+            match copied.and_then(|()| Ok(to.sync(true)?)) {
                 Ok(()) => presence.write().finish_flush(flush)?,
                 Err(error) => {
                     presence.write().abort_flush(flush);
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
         }

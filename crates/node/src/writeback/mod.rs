@@ -24,6 +24,7 @@ use crate::residency::Residency;
 pub(crate) mod file;
 pub(crate) mod flush;
 pub(crate) mod import;
+mod in_place;
 pub(crate) mod parked;
 pub(crate) mod reconcile;
 pub(crate) mod rest_gone;
@@ -50,7 +51,7 @@ pub struct Writeback {
     pub(crate) store: StoreIdentity,
     pub(crate) residency: Arc<Residency>,
     // Who stands on it.
-    pub(crate) rights: Box<dyn seams::WorkRights>,
+    pub(crate) rights: Arc<dyn seams::WorkRights>,
     pub(crate) above: Box<dyn seams::AboveWriteback>,
     // Its own.
     pub(crate) this: Weak<Writeback>,
@@ -67,7 +68,7 @@ pub struct Writeback {
 
 /// The rooms above, as this one sees them.
 pub(crate) struct WritebackSeams {
-    pub(crate) rights: Box<dyn seams::WorkRights>,
+    pub(crate) rights: Arc<dyn seams::WorkRights>,
     pub(crate) above: Box<dyn seams::AboveWriteback>,
 }
 

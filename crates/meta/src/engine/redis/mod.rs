@@ -15,6 +15,7 @@ mod health;
 mod lease;
 mod link;
 mod route;
+mod session;
 mod topology;
 mod url;
 mod watch;
@@ -34,12 +35,13 @@ pub use health::{ServerLog, ServerReport, look_at_servers};
 pub(in crate::engine) use lease::{Answer, Batch, Stopped, Taken};
 use link::{Dial, TimeLimits};
 use route::Cluster;
+pub(in crate::engine) use session::{Append, Share};
 use url::Url;
 use watch::Tracker;
 
 /// The version of the library of server-side functions. One that differs in what it does must have
 /// another: old and new programs then work side by side.
-const LIBRARY: &str = "forebay_2";
+const LIBRARY: &str = "forebay_3";
 
 /// Transactions that one client may have under way.
 const LANES: usize = 256;
@@ -104,8 +106,10 @@ pub struct Redis {
     lanes: Mutex<Lanes>,
     lane_freed: parking_lot::Condvar,
     tracker: Tracker,
-    /// Who did not give leases back.
-    silent: Mutex<lease::SilentProcesses>,
+    /// Sessions that were ended, by this process or others.
+    ended: Mutex<lease::EndedSessions>,
+    /// Sessions of processes that are known to be dead.
+    abandoned: Mutex<Vec<String>>,
 }
 
 /// Transactions under way: each has a lane, so that a partition must remember only the newest
@@ -161,8 +165,15 @@ impl Redis {
             lane_freed: parking_lot::Condvar::new(),
             name,
             tracker,
-            silent: Mutex::default(),
+            ended: Mutex::default(),
+            abandoned: Mutex::default(),
         })
+    }
+
+    /// The processes of these sessions are dead: nobody here waits until they are silent. What they had
+    /// brought to the servers stays.
+    pub fn abandon(&self, sessions: Vec<String>) {
+        self.abandoned.lock().extend(sessions);
     }
 
     /// Requests sent to servers so far, repetitions included.
@@ -530,7 +541,7 @@ fn library() -> String {
 }
 
 fn function(name: &str, keys: &[String]) -> Cmd {
-    let reads = matches!(name, "read" | "scan" | "lease");
+    let reads = matches!(name, "read" | "scan" | "lease" | "session" | "contents");
     let mut command = redis::cmd(if reads { "FCALL_RO" } else { "FCALL" });
     command.arg(format!("{LIBRARY}_{name}")).arg(keys.len()).arg(keys);
     command

@@ -127,6 +127,7 @@ impl Writeback {
         if set == SetAttributes::default() {
             return Ok(());
         }
+        self.rights.may_change_store()?;
         match self.backing.set_attributes(object, OsStr::new(""), &set) {
             Err(error) if is_refused_owner(&error) => {
                 self.note_refused(record.ino, "its owner or mode", &error);
@@ -142,6 +143,7 @@ impl Writeback {
             mtime: Some(record.attr.mtime),
             ..SetAttributes::default()
         };
+        self.rights.may_change_store()?;
         match self.backing.set_attributes(object, OsStr::new(""), &set) {
             Err(error) if is_refused_owner(&error) => {
                 // Those of a directory that others own follow from its entries.
@@ -164,6 +166,7 @@ impl Writeback {
             if found.get(attribute) == Some(value) {
                 continue;
             }
+            self.rights.may_change_store()?;
             match self.backing.set_xattr(object, here, os(attribute), value, XattrMode::Any) {
                 Err(error) if self.is_refused_attribute(&error) => {
                     self.note_refused(record.ino, &described(attribute), &error);
