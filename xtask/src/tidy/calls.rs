@@ -71,10 +71,26 @@ fn methods(code: &str) -> Vec<String> {
     found
 }
 
-/// What is called on a node: the names after `self.`, `node.` and `Node::` that a bracket follows.
+/// The parts of a file that are methods of the node.
+fn of_node(code: &str) -> String {
+    let mut inside = false;
+    let lines = code.lines().filter(|line| {
+        match *line {
+            "impl Node {" => inside = true,
+            "}" => inside = false,
+            _ => {}
+        }
+        inside
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// What is called on a node: the names after `self.` in its methods, and after `node.` and `Node::`
+/// anywhere, that a bracket follows.
 fn called(code: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for before in ["self.", "node.", "Node::"] {
+    let own = of_node(code);
+    for (before, code) in [("self.", &*own), ("node.", code), ("Node::", code)] {
         let mut rest = code;
         while let Some(at) = rest.find(before) {
             let joined = rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');

@@ -184,7 +184,7 @@ fn node_on(
         let residency = crate::residency::Residency::new(given, Vec::new(), decider, false);
         let reconciler = super::Reconciler { stub, ..Default::default() };
         let above = crate::writeback::WritebackSeams {
-            rights: Box::new(crate::writeback::seams::AllRights),
+            rights: Arc::new(crate::writeback::seams::AllRights),
             above: Box::new(crate::seams::Upper(this.clone())),
         };
         let writeback =
