@@ -351,8 +351,8 @@ fn made_set_id_while_open(site: &Site, user: bool) -> fs::File {
     if user {
         std::os::unix::fs::chown(&path, Some(USER), Some(USER)).unwrap();
     }
-    let mut open = || fs::File::options().read(true).write(true).open(&path).unwrap();
-    let file = if user { as_user(&mut open) } else { open() };
+    let open = || fs::File::options().read(true).write(true).open(&path).unwrap();
+    let file = if user { as_user(open) } else { open() };
     set_mode(&path, 0o4755);
     file
 }

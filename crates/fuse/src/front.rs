@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Node, NodeError, OpenHandle, Result, effects};
+use forebay_node::{Context, Node, NodeError, OpenHandle, Result};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
@@ -328,15 +328,8 @@ impl Handler for Front {
         }
         let _entered = self.0.under_way.enter(request.header(), began);
         let begun = self.0.begin(&request, false);
-        let changed = effects::noted();
         match self.0.serve(&request, false, began) {
             Err(NodeError::MustWait) => {
-                debug_assert_eq!(
-                    changed,
-                    effects::noted(),
-                    "a request of opcode {} has to wait that has changed something",
-                    request.header().opcode
-                );
                 if request.is_resent() {
                     // Its first time may have changed something: it stays noted until it is
                     // answered, should this daemon die before it is begun again.

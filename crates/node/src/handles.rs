@@ -233,7 +233,6 @@ impl Handles {
 
     /// Enters a handle; its number, or `None` when there are too many.
     pub fn insert(&self, handle: Handle) -> Option<u64> {
-        forebay_types::effects::note();
         let key = self.slab.insert(handle)? as u64;
         Some(u64::from(self.generation) << KEY_BITS | key)
     }

@@ -62,7 +62,7 @@ pub use forebay_meta::{
 };
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};
-pub use forebay_types::{FileKind, Ino, Timestamp, effects};
+pub use forebay_types::{FileKind, Ino, Timestamp};
 pub use handles::{OpenMode, Opened};
 pub use lifecycle::check::{CheckRequest, Checked, accept_store, check};
 pub use lifecycle::check_cluster::check_cluster;

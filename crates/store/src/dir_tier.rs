@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use forebay_types::effects;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
@@ -451,7 +450,6 @@ impl Tier for DirTier {
     }
 
     fn create(&self, ino: u64, header: &Header) -> Result<Arc<dyn Object>> {
-        effects::note();
         let name = object_name(ino);
         let err = |e: Errno| StoreError::io("create", self.object_path(ino), e);
         let object = match self.open_at(ino, &name, OFlags::CREATE | OFlags::EXCL) {
@@ -513,7 +511,6 @@ impl Tier for DirTier {
     }
 
     fn remove(&self, ino: u64) -> Result<()> {
-        effects::note();
         // The object goes first: a map without an object is harmless, an object without its map
         // would count as whole.
         fail_at!("store.remove.before", &self.path);
@@ -534,7 +531,6 @@ impl Tier for DirTier {
     }
 
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {
-        effects::note();
         let path = self.map_path(ino);
         let fd = self
             .open_at(ino, &format!("{ino:016x}{MAP_SUFFIX}"), OFlags::CREATE | OFlags::TRUNC)
@@ -552,7 +548,6 @@ impl Tier for DirTier {
     }
 
     fn remove_map(&self, ino: u64) -> Result<()> {
-        effects::note();
         match self.unlink_at(ino, &format!("{ino:016x}{MAP_SUFFIX}")) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(StoreError::io("remove", self.map_path(ino), e)),
@@ -641,7 +636,6 @@ impl Object for DirObject {
     }
 
     fn set_header(&self, header: &Header) -> Result<()> {
-        effects::note();
         fail_at!("store.header.before_set", self.file.label());
         let bytes = header.encode();
         fs::fsetxattr(self.file.descriptor(), XATTR, &bytes, XattrFlags::empty())

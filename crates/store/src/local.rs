@@ -131,7 +131,6 @@ impl Bytes for LocalFile {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
-        forebay_types::effects::note();
         let mut done = 0;
         while done < data.len() {
             match rustix::io::pwrite(&self.fd, &data[done..], offset + done as u64) {
@@ -154,7 +153,6 @@ impl Bytes for LocalFile {
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        forebay_types::effects::note();
         retry(|| fs::ftruncate(&self.fd, len)).map_err(|e| self.err("set the length of", e))
     }
 
@@ -163,7 +161,6 @@ impl Bytes for LocalFile {
     }
 
     fn allocate(&self, offset: u64, len: u64, mode: AllocateMode) -> Result<()> {
-        forebay_types::effects::note();
         let flags = match mode {
             AllocateMode::Zero => return self.zero(offset, len, false),
             AllocateMode::ZeroKeepSize => return self.zero(offset, len, true),
@@ -174,7 +171,6 @@ impl Bytes for LocalFile {
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
-        forebay_types::effects::note();
         if len == 0 {
             return Ok(());
         }
@@ -191,7 +187,6 @@ impl Bytes for LocalFile {
     }
 
     fn set_times(&self, atime: Option<Timestamp>, mtime: Option<Timestamp>) -> Result<()> {
-        forebay_types::effects::note();
         fs::futimens(&self.fd, &timestamps(atime, mtime))
             .map_err(|e| self.err("set the times of", e))
     }

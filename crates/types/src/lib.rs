@@ -1,10 +1,7 @@
 //! The words that all rooms share: inode numbers, points in time, file types, versions of files in
 //! the backing store, incarnations of nodes.
 //!
-//! Values only: nothing here reads a clock, a file or a device. [`effects`] beside them counts what a
-//! thread changes, in debug builds.
-
-pub mod effects;
+//! Values only: nothing here reads a clock, a file or a device.
 
 use std::fmt;
 

@@ -537,9 +537,6 @@ impl MetaStore {
 
     fn execute(&self, transaction: &MiniTransaction) -> Result<Option<Vec<Option<Vec<u8>>>>> {
         self.executes.fetch_add(1, Ordering::Relaxed);
-        if !transaction.write.is_empty() {
-            forebay_types::effects::note();
-        }
         match self.engine.execute(transaction)? {
             Outcome::Committed(reads) => Ok(Some(reads)),
             Outcome::Conflict => Ok(None),

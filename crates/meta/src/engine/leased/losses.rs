@@ -112,7 +112,7 @@ impl Losses {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    tracing::error!(%error, "can't read which changes were lost earlier: nobody is told of them")
+                    tracing::error!(%error, "can't read which changes were lost earlier: nobody is told of them");
                 }
             }
         }
