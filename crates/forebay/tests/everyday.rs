@@ -555,13 +555,13 @@ fn file_that_others_renamed_when_they_link_it_then_both_names_are_one_file() {
 }
 
 #[test]
-fn conflicts_when_names_above_or_of_them_change_then_the_list_follows() {
+fn conflicts_when_their_directory_is_renamed_then_the_list_follows() {
     if !can_mount() {
         return;
     }
     let site = Site::new();
-    let names = ["file", "dir/file", "moved/file"];
-    for dir in ["dir", "moved", "elsewhere"] {
+    let names = ["file", "dir/file"];
+    for dir in ["dir", "elsewhere"] {
         fs::create_dir(site.path("backing").join(dir)).unwrap();
     }
     for name in names {
@@ -589,21 +589,12 @@ fn conflicts_when_names_above_or_of_them_change_then_the_list_follows() {
         paths.sort();
         paths
     };
-    assert_eq!(listed(), ["dir/file", "file", "moved/file"]);
-    // By others below: theirs, within its directory and to another one, and a whole directory.
-    let rename_below = |from: &str, to: &str| {
-        fs::rename(site.path("backing").join(from), site.path("backing").join(to)).unwrap();
-    };
-    rename_below("file", "other");
-    rename_below("dir", "other-dir");
-    assert_eq!(listed(), ["moved/file", "other", "other-dir/file"]);
-    rename_below("moved/file", "elsewhere/file");
-    assert_eq!(fs::read_dir(site.path("mnt/elsewhere")).unwrap().count(), 1);
-    assert_eq!(listed(), ["elsewhere/file", "other", "other-dir/file"]);
-    // And here.
+    assert_eq!(listed(), ["dir/file", "file"]);
+    // By others below, and here.
+    fs::rename(site.path("backing/dir"), site.path("backing/other-dir")).unwrap();
+    assert_eq!(listed(), ["file", "other-dir/file"]);
     fs::rename(site.path("mnt/other-dir"), site.path("mnt/elsewhere/dir")).unwrap();
-    fs::rename(site.path("mnt/other"), site.path("mnt/again")).unwrap();
-    let last = ["again", "elsewhere/dir/file", "elsewhere/file"];
+    let last = ["elsewhere/dir/file", "file"];
     assert_eq!(listed(), last);
     site.umount();
     site.mount(&[]);
@@ -616,6 +607,31 @@ fn conflicts_when_names_above_or_of_them_change_then_the_list_follows() {
         assert_eq!(fs::read(&path).unwrap(), b"from here");
     }
     assert_eq!(listed(), [""; 0]);
+}
+
+#[test]
+fn conflict_when_the_others_version_has_another_name_then_neither_is_removed_for_the_other() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::write(site.path("backing/file"), b"base").unwrap();
+    site.mount(&["--writeback", "evict", "--attr-timeout", "100ms", "--entry-timeout", "100ms"]);
+    fs::write(site.path("mnt/file"), b"from here").unwrap();
+    fs::write(site.path("backing/file"), b"from others").unwrap();
+    site.run(&["sync", "--quiet", &site.text("mnt")]);
+    // It may as well be another file with the inode number of one that is gone.
+    fs::rename(site.path("backing/file"), site.path("backing/other")).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let resolve =
+        |keep: &str| site.run(&["conflicts", "resolve", "--keep", keep, &site.text("mnt/file")]);
+    let (code, text) = resolve("theirs");
+    assert!(code == 1 && text.contains("is the only version"), "{code} {text}");
+    let (code, text) = resolve("ours");
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"from here");
+    assert_eq!(fs::read(site.path("mnt/other")).unwrap(), b"from others");
+    site.umount();
 }
 
 #[test]

@@ -39,7 +39,7 @@ const MAX_NAMES: u32 = 1000;
 /// A file or directory changed both here and, by others, in the backing store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The path concerned, as it was last found; it shows what the others made.
+    /// The path concerned, in the directory where it was last found; it shows what the others made.
     pub path: Vec<u8>,
     /// The name of this mount's version in the same directory, if it has one.
     pub ours: Option<Vec<u8>>,
@@ -47,9 +47,7 @@ pub struct Conflict {
     pub when: Timestamp,
     /// What happened.
     pub why: Cow<'static, str>,
-    /// The directory of this mount's version, if what the others made was moved away from it.
-    pub(super) apart: Option<Vec<u8>>,
-    /// By what both are found again when they were moved.
+    /// By what its directory is found again when it was moved.
     pub(super) seen: Seen,
 }
 
@@ -57,7 +55,7 @@ impl Conflict {
     /// The path of this mount's version; empty if it has none.
     pub fn kept_as(&self) -> Vec<u8> {
         let Some(ours) = &self.ours else { return Vec::new() };
-        join(self.apart.as_deref().unwrap_or(split(&self.path).0), ours)
+        join(split(&self.path).0, ours)
     }
 
     /// Seconds since it was noticed.
@@ -348,7 +346,7 @@ impl Writeback {
             "conflict with a change made by others in the backing store"
         );
         let (when, seen) = (clock::wall_time(), self.seen_under(link));
-        let conflict = Conflict { path, ours, when, why: why.into(), apart: None, seen };
+        let conflict = Conflict { path, ours, when, why: why.into(), seen };
         self.metrics.conflicts.inc();
         self.reconciler.conflicts.lock().add(conflict);
     }

@@ -17,7 +17,7 @@ use forebay_types::Timestamp;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
 use super::conflict::Conflict;
-use super::conflict_places::{Seen, split};
+use super::conflict_places::Seen;
 
 /// Conflicts that are remembered; of more the oldest are forgotten.
 const MOST: usize = 1000;
@@ -141,19 +141,14 @@ fn read(file: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `SECONDS,DIR,NUMBER,NUMBER PATH OURS WHY`, names with percent signs for what they may not have; `-` for
-/// none. The numbers are those of [`Seen`]; older programs wrote none. `OURS` is a name, or from a `/` on
-/// the path below the mount point.
+/// `SECONDS,DIR,NUMBER PATH OURS WHY`, names with percent signs for what they may not have; `-` for none.
+/// The numbers are those of [`Seen`]; older programs wrote none.
 fn line_of(conflict: &Conflict) -> String {
     let encoded = |bytes: &[u8]| percent_encode(bytes, RESERVED).to_string();
-    let ours = match &conflict.apart {
-        Some(_) => Some([b"/", &conflict.kept_as()[..]].concat()),
-        None => conflict.ours.clone(),
-    };
-    let ours = ours.map_or("-".to_owned(), |ours| format!("={}", encoded(&ours)));
-    let Seen { dir, dir_below, theirs } = conflict.seen;
+    let ours = conflict.ours.as_ref().map_or("-".to_owned(), |ours| format!("={}", encoded(ours)));
+    let Seen { dir, dir_below } = conflict.seen;
     let (sec, path) = (conflict.when.sec, encoded(&conflict.path));
-    format!("{sec},{dir},{dir_below},{theirs} ={path} {ours} {}\n", conflict.why)
+    format!("{sec},{dir},{dir_below} ={path} {ours} {}\n", conflict.why)
 }
 
 fn of_line(line: &str) -> Option<Conflict> {
@@ -161,26 +156,17 @@ fn of_line(line: &str) -> Option<Conflict> {
     let mut first = fields.next()?.split(',');
     let sec = first.next()?.parse().ok()?;
     let mut number = || first.next().map_or(Ok(0), str::parse).ok();
-    let seen = Seen { dir: number()?, dir_below: number()?, theirs: number()? };
+    let seen = Seen { dir: number()?, dir_below: number()? };
     let name = |field: &str| -> Option<Vec<u8>> {
         Some(percent_decode_str(field.strip_prefix('=')?).collect())
     };
     let path = name(fields.next()?)?;
-    let (apart, ours) = match fields.next()? {
-        "-" => (None, None),
-        field => {
-            let ours = name(field)?;
-            match ours.strip_prefix(b"/") {
-                None => (None, Some(ours)),
-                Some(whole) => {
-                    let (dir, name) = split(whole);
-                    (Some(dir.to_vec()), Some(name.to_vec()))
-                }
-            }
-        }
+    let ours = match fields.next()? {
+        "-" => None,
+        field => Some(name(field)?),
     };
     let why = Cow::Owned(fields.next()?.to_owned());
-    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why, apart, seen })
+    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why, seen })
 }
 
 #[cfg(test)]
@@ -191,19 +177,15 @@ mod tests {
         let when = Timestamp::new(1_700_000_000, 0);
         let ours = ours.map(<[u8]>::to_vec);
         let (why, seen) = ("changed here and by others".into(), Seen::default());
-        Conflict { path: path.to_vec(), ours, when, why, apart: None, seen }
+        Conflict { path: path.to_vec(), ours, when, why, seen }
     }
 
     #[test]
-    fn conflict_when_its_versions_are_apart_then_a_restart_knows_both_places_and_older_lines() {
+    fn conflict_when_its_directory_was_moved_then_a_restart_knows_its_place_and_older_lines() {
         let dir = tempfile::tempdir().unwrap();
-        let seen = Seen { dir: 5, dir_below: u64::MAX, theirs: 7 };
-        let apart = |dir: &[u8]| Conflict {
-            apart: Some(dir.to_vec()),
-            seen,
-            ..conflict(b"there/its name", Some(b"our name"))
-        };
-        let all = [apart(b"here and/there"), apart(b"")];
+        let seen = Seen { dir: 5, dir_below: u64::MAX };
+        let moved = |path: &[u8]| Conflict { seen, ..conflict(path, Some(b"our name")) };
+        let all = [moved(b"here and/there/its name"), moved(b"its name")];
         assert_eq!(all[0].kept_as(), b"here and/there/our name");
         let mut list = Conflicts::load(dir.path());
         list.add(conflict(b"was", None));

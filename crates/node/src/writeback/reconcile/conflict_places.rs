@@ -1,5 +1,8 @@
-//! Where the versions of a conflict are now: their directories and names may be changed, here and by
-//! others, as those of any file.
+//! Where a conflict is now: its directory may be moved, here and by others, as any other.
+//!
+//! The directory is known by this mount's version in it, the name of which nothing else has. What the
+//! others made is not followed when it gets another name: nothing proves that what has its inode number
+//! now is the same file, and whoever resolves a conflict removes one of two versions.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -23,8 +26,6 @@ pub(super) struct Seen {
     pub dir: u64,
     /// Its number in the backing store.
     pub dir_below: u64,
-    /// The number there of what the others made.
-    pub theirs: u64,
 }
 
 /// A path as its directory and its name.
@@ -41,9 +42,9 @@ pub(super) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 impl Writeback {
-    /// Whether this mount's version of a conflict is there still, as far as is known without asking
-    /// anybody. One that has none counts until it is forgotten, and one whose directory is somewhere else
-    /// until somebody has looked for it.
+    /// Whether a conflict is to be shown, as far as is known without asking anybody: not if this mount's
+    /// version is gone from its directory. A conflict without such a version is shown until it is
+    /// forgotten; one whose directory was moved, until somebody asks where it is.
     pub fn is_unresolved(&self, conflict: &Conflict) -> bool {
         let kept_as = conflict.kept_as();
         let (dir, name) = split(&kept_as);
@@ -57,8 +58,8 @@ impl Writeback {
         conflict.ours.is_none() || clustered || dir.is_none() || known(dir, name).is_some()
     }
 
-    /// The conflicts that are not resolved, each by the names that its versions have now; those of which
-    /// this mount's version is gone for certain are forgotten first.
+    /// The conflicts that are not resolved, each in the directory that it is in now. Those of which this
+    /// mount's version can't be found are forgotten first.
     pub fn conflicts_looked_after(&self) -> Vec<Conflict> {
         let (_, all) = self.conflicts();
         let (mut gone, mut listed) = (Vec::new(), HashSet::new());
@@ -78,54 +79,32 @@ impl Writeback {
     /// What a conflict is found again by.
     pub(super) fn seen_under(&self, link: &Link) -> Seen {
         let dir_below = self.number_of(link.parent).unwrap_or_default();
-        let theirs = || -> Result<u64> {
-            Ok(self.backing.stat(&self.backing_dir(link.parent)?, os(&link.name))?.ino)
-        };
-        Seen { dir: link.parent.0, dir_below, theirs: theirs().unwrap_or_default() }
+        Seen { dir: link.parent.0, dir_below }
     }
 
     fn number_of(&self, ino: Ino) -> Option<u64> {
         Some(self.meta.get(ino).ok()?.backing.fingerprint?.ino)
     }
 
-    /// Whether nothing has this name for certain.
+    /// Whether there is certainly nothing under this path.
     fn is_missing(&self, path: &[u8]) -> bool {
         let found = self.find_path(&PathBuf::from(os(path)));
         found.is_err_and(|error| error.class() == Some(ErrorClass::NotFound))
     }
 
-    /// A conflict with the names that its versions have now, as far as they can be found.
+    /// A conflict in the directory that it is in now, as far as that can be found.
     fn as_it_is_now(&self, conflict: &Conflict, listed: &mut HashSet<Ino>) -> Conflict {
-        let mut now = conflict.clone();
-        let kept_as = conflict.kept_as();
+        let Some(ours) = &conflict.ours else { return conflict.clone() };
+        if !self.is_missing(&conflict.kept_as()) {
+            return conflict.clone();
+        }
         let (was_in, name) = split(&conflict.path);
-        let home = conflict.apart.as_deref().unwrap_or(was_in);
-        // What marks the directory: this mount's version, which nobody else has the name of.
-        let mark = conflict.ours.as_deref().unwrap_or(name);
-        let is_home = |dir: &Vec<u8>| !self.is_missing(&join(dir, mark));
-        let mut moved = None;
-        if self.is_missing(if kept_as.is_empty() { &conflict.path } else { &kept_as }) {
-            moved = self.directories_of(&conflict.seen, home, listed).into_iter().find(is_home);
-        }
-        let home = moved.as_deref().unwrap_or(home);
-        if moved.is_some() {
-            now.path = join(home, name);
-        }
-        if self.is_missing(&now.path) {
-            now.path = self.theirs_now(&conflict.seen, home, listed).unwrap_or(now.path);
-        }
-        let together = conflict.ours.is_none() || split(&now.path).0 == home;
-        now.apart = (!together).then(|| home.to_vec());
-        now
-    }
-
-    /// Where a directory may be that is not at its path any more.
-    fn directories_of(&self, seen: &Seen, was: &[u8], listed: &mut HashSet<Ino>) -> Vec<Vec<u8>> {
-        let here = self.meta.path(Ino(seen.dir)).ok().flatten();
-        let beside = self.renamed_beside(seen.dir_below, split(was).0, listed);
-        let theirs = self.path_of_number(seen.theirs).map(|path| split(&path).0.to_vec());
-        tracing::debug!(?seen, ?here, ?beside, ?theirs, "a conflict is not where it was");
-        [here, beside, theirs].into_iter().flatten().collect()
+        let here = self.meta.path(Ino(conflict.seen.dir)).ok().flatten();
+        let beside = self.renamed_beside(conflict.seen.dir_below, split(was_in).0, listed);
+        let is_home = |dir: &Vec<u8>| !self.is_missing(&join(dir, ours));
+        let moved = [here, beside].into_iter().flatten().find(is_home);
+        let path = moved.map_or_else(|| conflict.path.clone(), |home| join(&home, name));
+        Conflict { path, ..conflict.clone() }
     }
 
     /// The directory with a number in the backing store, if others gave it another name in its own one.
@@ -161,15 +140,6 @@ impl Writeback {
         }
     }
 
-    /// The name that others gave what they made, or somebody here.
-    fn theirs_now(&self, seen: &Seen, home: &[u8], listed: &mut HashSet<Ino>) -> Option<Vec<u8>> {
-        if let Ok(dir) = self.find_path(&PathBuf::from(os(home))) {
-            // Its new name may not have been seen yet.
-            self.list_once(dir, listed);
-        }
-        self.path_of_number(seen.theirs)
-    }
-
     /// Reads a directory anew, however many conflicts there are in it.
     fn list_once(&self, dir: Ino, listed: &mut HashSet<Ino>) {
         if listed.insert(dir)
@@ -177,12 +147,5 @@ impl Writeback {
         {
             tracing::debug!(%dir, %error, "not looked at for what was moved from a conflict");
         }
-    }
-
-    /// The path of a file by its number in the backing store.
-    fn path_of_number(&self, number: u64) -> Option<Vec<u8>> {
-        let ino = self.meta.known_by_number(number).ok().flatten().filter(|_| number != 0)?;
-        self.number_of(ino).filter(|found| *found == number)?;
-        self.meta.path(ino).ok().flatten()
     }
 }
