@@ -7,9 +7,10 @@
 //! acknowledged, and brought to the servers within milliseconds, as many as there are in one request.
 //!
 //! **The session.** All leases of a process hang on one [`Session`]: what was committed under any of
-//! them comes to its record first, in the order of the commits, and from there to the partitions
-//! (`redis/session.rs`); what is committed without a lease waits for that. So what the servers have of
-//! a process is always a beginning of what it has done.
+//! them comes to the session's record first, in the order in which it was committed, and from there to
+//! the partitions (`redis/session.rs`). What is committed without a lease waits until all that was
+//! committed before has come. So what the servers have of a process is always a beginning of what it
+//! has done, and nothing outlives what it was built upon.
 //!
 //! **Giving back.** Whoever is refused asks for the lease by changing a key that the holder watches
 //! ([`Redis::meet`]). The holder ships what it has, takes the mark away, and the other goes on. So no
@@ -653,6 +654,7 @@ fn random() -> Result<u32, EngineError> {
     Ok(u32::from_ne_bytes(number))
 }
 
+/// A name for a session.
 fn random_name() -> Result<String, EngineError> {
     Ok(format!("{:08x}", random()?))
 }
