@@ -251,7 +251,6 @@ local function finish(keys, argv)
   local state = redis.call('HGET', keys[1], STATE)
   if state and (argv[1] == '' or state == argv[1]) then
     redis.call('HSET', keys[1], STATE, (string.gsub(state, '^%d+', '0')))
-    if redis.call('HLEN', keys[1]) == 1 then redis.call('PEXPIRE', keys[1], ENDED_MS) end
   end
   return {1}
 end
