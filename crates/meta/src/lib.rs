@@ -26,7 +26,6 @@ pub use engine::{
     Compare, Embedded, EmbeddedOptions, Engine, EngineError, Expect, Key, LeaseObserver,
     LeaseOptions, Leased, LossReport, Losses, Memory, MiniTransaction, Outcome, Page, Redis,
     RedisOptions, ServerLog, ServerReport, Spanning, Stamp, Teller, Tenure, Write, look_at_servers,
-    sessions_left,
 };
 pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;

@@ -79,9 +79,6 @@ pub(crate) const BACKING_SETTING: &str = "backing";
 /// Under which name the namespace of a cluster knows the mark of its backing store.
 pub(crate) const STORE_SETTING: &str = "store";
 
-/// Where it notes what it has committed under leases, there.
-pub(crate) const LEASES: &str = "leases";
-
 /// Name of this mount among all that share a backing store: the identity of its first tier.
 pub(crate) fn owner_of(tier: &dyn Tier) -> String {
     tier.id().to_string()

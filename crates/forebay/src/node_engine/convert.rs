@@ -108,8 +108,7 @@ pub fn agreed(config: &MountConfig, before: Option<&Membership>) -> ControlResul
         return Ok(config);
     }
     let address = cluster_address(&cluster.address)?;
-    let terms = forebay_node::cluster_terms(&address, &config.state_dir)
-        .map_err(|error| control_error(&error))?;
+    let terms = forebay_node::cluster_terms(&address).map_err(|error| control_error(&error))?;
     cluster.replicas = cluster.replicas.or(terms.replicas);
     cluster.redundancy = cluster.redundancy.or(terms.redundancy);
     match cluster.redundancy {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller, sessions_left};
+pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
 pub use memory::Memory;
 use pb_write::PbWrite;
 pub use redis::{Redis, RedisOptions, ServerLog, ServerReport, look_at_servers};

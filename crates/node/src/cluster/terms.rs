@@ -1,7 +1,7 @@
 //! What the nodes of a cluster agree on and keep on its metadata servers, so that a mount need not be
 //! told; and how a cluster is, seen by whoever has not joined it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::nodes::NodeReport;
 use super::{identity_of, peers};
 use crate::config::PeerConfig;
 use crate::error::{NodeError, Result};
-use crate::node::{BACKING_SETTING, LEASES, STORE_SETTING};
+use crate::node::{BACKING_SETTING, STORE_SETTING};
 
 const REPLICAS: &str = "cluster.replicas";
 const REDUNDANCY: &str = "cluster.redundancy";
@@ -97,15 +97,12 @@ fn terms_of(engine: &Redis) -> Result<ClusterTerms> {
     })
 }
 
-/// What the nodes of a cluster agree on; `state_dir` is that of a mount which is about to begin: it does
-/// not wait for what its last daemon had leased.
+/// What the nodes of a cluster agree on.
 ///
 /// # Errors
 /// If no server answers, or one refuses.
-pub fn cluster_terms(address: &str, state_dir: &Path) -> Result<ClusterTerms> {
-    let engine = open(address, 0, None)?;
-    engine.abandon(forebay_meta::sessions_left(&state_dir.join(LEASES)));
-    terms_of(&engine)
+pub fn cluster_terms(address: &str) -> Result<ClusterTerms> {
+    terms_of(&open(address, 0, None)?)
 }
 
 /// Stores what the nodes of a cluster shall agree on; makes the cluster, if there is none.

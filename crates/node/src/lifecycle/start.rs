@@ -41,6 +41,9 @@ use crate::writeback::reconcile::Reconciler;
 use crate::writeback::seams::{AllRights, WorkRights};
 use crate::writeback::{Writeback, WritebackSeams};
 
+/// Where it notes what it has committed under leases, there.
+const LEASES: &str = "leases";
+
 impl Node {
     /// Starts a node on a directory as backing store and directories as tiers: opens the state that
     /// an earlier one left, and recovers what it did not finish.
@@ -346,9 +349,6 @@ fn open_namespace(
         ..RedisOptions::default()
     };
     let engine = Redis::open(&cluster.address, &redis).map_err(forebay_meta::Error::from)?;
-    if former.is_none() {
-        engine.abandon(forebay_meta::sessions_left(&state_dir.join(LEASES)));
-    }
     // One that goes on for programs does so with the servers that there are.
     if former.is_none() {
         engine.check_replicas().map_err(forebay_meta::Error::from)?;

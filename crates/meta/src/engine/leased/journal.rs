@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-use super::SESSION;
 use crate::engine::{PbWrite, Write};
 
 /// A file that has grown to this is followed by another.
@@ -48,22 +47,6 @@ pub(super) struct Left {
     pub shipped: u64,
     /// Those after that, by number.
     pub transactions: BTreeMap<u64, Vec<Write>>,
-}
-
-/// Sessions under which an earlier process has left leases, by the journal in `dir`; none if a process
-/// has it, for that may live.
-#[must_use]
-pub fn sessions_left(dir: &Path) -> Vec<String> {
-    let Ok(lock) = OpenOptions::new().write(true).open(dir.join(LOCK)) else { return Vec::new() };
-    let alone = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-    let (Ok(()), Ok(files)) = (alone, files_of(dir)) else { return Vec::new() };
-    let mut left = BTreeMap::new();
-    for path in files.values() {
-        // One that can't be read is reported when its leases are seen to.
-        read(&std::fs::read(path).unwrap_or_default(), &mut left);
-    }
-    let names = left.into_values().map(|left| left.lease.chars().take(SESSION).collect());
-    names.collect::<std::collections::BTreeSet<String>>().into_iter().collect()
 }
 
 /// The files of one process.
@@ -357,9 +340,7 @@ mod tests {
         assert_eq!(left_in(dir.path()), all);
         // One that dies before it has done anything leaves all as it was.
         assert_eq!(left_in(dir.path()), all);
-        assert_eq!(sessions_left(dir.path()), ["a", "c"]);
         let (mut journal, _) = Journal::open(dir.path()).unwrap().unwrap();
-        assert!(sessions_left(dir.path()).is_empty(), "a process has it");
         journal.ended(3, "a");
         journal.ended(5, "c");
         journal.close();

@@ -12,7 +12,7 @@ use forebay_core::unit::Tick;
 use super::journal::{Journal, Left};
 use super::part::Part;
 use super::session::{Entry, Session};
-use super::{SESSION, Shared, Stray};
+use super::{Shared, Stray};
 use crate::engine::redis::Append;
 use crate::engine::{Engine, EngineError};
 
@@ -26,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) const STEP: Duration = Duration::from_millis(1);
 /// Between two looks for those that can't be relied on.
 const DOUBT: Duration = Duration::from_millis(50);
+/// What the leases of a session begin with.
+const SESSION: usize = 8;
 /// The longest that the end of the engine waits for others to let go.
 const LET_GO: Duration = Duration::from_secs(2);
 

@@ -56,13 +56,10 @@ use super::{
 use crate::clock::BootInstant;
 use crate::keys;
 use journal::Journal;
-pub use journal::sessions_left;
 pub use losses::{LossReport, Losses, Teller};
 use part::{Held, Image, Part};
 use session::{Entry, Session};
 
-/// The name of the session is so much of the beginning of a lease.
-const SESSION: usize = 8;
 /// Records read in one go when a lease is taken.
 const PAGE: usize = 2000;
 /// Transactions that wait to be shipped; whoever adds more ships some first.

@@ -131,12 +131,7 @@ impl Redis {
             let reason = format!("{who} works in that directory and does not give way");
             return Err(EngineError::Unreachable { reason });
         }
-        let session = session_of(lease);
-        if self.abandoned.lock().iter().any(|name| name == session) && !self.has_ended(session) {
-            self.end_session(session, None)?;
-            self.ended.lock().note(session);
-        }
-        if self.has_ended(session) {
+        if self.ended.lock().has(session_of(lease)) {
             return self.seize(partition, lease);
         }
         if stopped.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_AGAIN) {
@@ -182,10 +177,6 @@ impl Redis {
         }
         self.ended.lock().note(name);
         Ok(true)
-    }
-
-    fn has_ended(&self, session: &str) -> bool {
-        self.ended.lock().has(session)
     }
 
     fn seize(&self, partition: u16, lease: &[u8]) -> Result<(), EngineError> {

@@ -108,8 +108,6 @@ pub struct Redis {
     tracker: Tracker,
     /// Sessions that were ended, by this process or others.
     ended: Mutex<lease::EndedSessions>,
-    /// Sessions of processes that are known to be dead.
-    abandoned: Mutex<Vec<String>>,
 }
 
 /// Transactions under way: each has a lane, so that a partition must remember only the newest
@@ -166,14 +164,7 @@ impl Redis {
             name,
             tracker,
             ended: Mutex::default(),
-            abandoned: Mutex::default(),
         })
-    }
-
-    /// The processes of these sessions are dead: nobody here waits until they are silent. What they had
-    /// brought to the servers stays.
-    pub fn abandon(&self, sessions: Vec<String>) {
-        self.abandoned.lock().extend(sessions);
     }
 
     /// Requests sent to servers so far, repetitions included.
