@@ -114,7 +114,7 @@ impl Layout {
     pub fn version(self) -> u32 {
         match self {
             Layout::Central => 4,
-            Layout::Gathered => 6,
+            Layout::Gathered => 5,
         }
     }
 
@@ -124,9 +124,8 @@ impl Layout {
             // What came with 4 are names as keys of their own, which programs before it do not see.
             Layout::Central => version == 1,
             // What came with 3 are leases and splits of directories, likewise, and `NODES`; with 5
-            // what came with 4; with 6 sessions, without which a program would break a lease and lose
-            // what had come to its session.
-            Layout::Gathered => matches!(version, 2 | 3 | 5),
+            // what came with 4.
+            Layout::Gathered => matches!(version, 2 | 3),
         }
     }
 

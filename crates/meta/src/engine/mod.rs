@@ -4,7 +4,6 @@ mod ballast;
 mod embedded;
 mod leased;
 mod memory;
-mod pb_write;
 mod redis;
 mod spanning;
 
@@ -19,7 +18,6 @@ use smallvec::SmallVec;
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use leased::{LeaseOptions, Leased, LossReport, Losses, Teller};
 pub use memory::Memory;
-use pb_write::PbWrite;
 pub use redis::{Redis, RedisOptions, ServerLog, ServerReport, look_at_servers};
 pub use spanning::Spanning;
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-use crate::engine::{PbWrite, Write};
+use crate::engine::{Key, Write};
 
 /// A file that has grown to this is followed by another.
 const FILE_BYTES: u64 = 4 << 20;
@@ -37,6 +37,34 @@ struct PbFrame {
     /// The lease was given back, or is known to be broken.
     #[prost(bool, tag = "5")]
     ended: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PbWrite {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    /// Absent for a removal.
+    #[prost(bytes = "vec", optional, tag = "2")]
+    value: Option<Vec<u8>>,
+}
+
+impl PbWrite {
+    fn of(write: &Write) -> Self {
+        match write {
+            Write::Put(key, value) => {
+                PbWrite { key: key.bytes().to_vec(), value: Some(value.clone()) }
+            }
+            Write::Delete(key) => PbWrite { key: key.bytes().to_vec(), value: None },
+        }
+    }
+
+    fn into_write(self, partition: u16) -> Write {
+        let key = Key::new(partition, &self.key);
+        match self.value {
+            Some(value) => Write::Put(key, value),
+            None => Write::Delete(key),
+        }
+    }
 }
 
 /// A lease that an earlier process had.
@@ -303,7 +331,6 @@ fn learn(frame: PbFrame, into: &mut BTreeMap<u16, Left>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Key;
 
     fn put(partition: u16, key: u8) -> Vec<Write> {
         vec![

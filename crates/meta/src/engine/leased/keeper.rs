@@ -1,7 +1,7 @@
 //! What happens to leases beside requests: shipping, signs of life, giving back, and what an earlier
 //! process left.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use forebay_core::cluster::lease::End;
 use forebay_core::unit::Tick;
 
+use super::Shared;
 use super::journal::{Journal, Left};
 use super::part::Part;
-use super::session::{Entry, Session};
-use super::{Shared, Stray};
-use crate::engine::redis::Append;
-use crate::engine::{Engine, EngineError};
+use crate::engine::redis::Batch;
+use crate::engine::{Engine, EngineError, Write};
 
 /// What is committed meanwhile is shipped together.
 const GATHER: Duration = Duration::from_millis(5);
@@ -23,11 +22,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Between two looks at all leases.
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two looks at those that others have to let go of.
-pub(super) const STEP: Duration = Duration::from_millis(1);
+const STEP: Duration = Duration::from_millis(1);
 /// Between two looks for those that can't be relied on.
 const DOUBT: Duration = Duration::from_millis(50);
-/// What the leases of a session begin with.
-const SESSION: usize = 8;
 /// The longest that the end of the engine waits for others to let go.
 const LET_GO: Duration = Duration::from_secs(2);
 
@@ -44,10 +41,19 @@ pub(super) fn ship(shared: &Shared) {
         if partitions.is_empty() {
             continue;
         }
-        if let Err(error) = shared.ship_all(&partitions) {
-            tracing::debug!(%error, "changes are shipped later");
-            shared.unshipped.lock().extend(partitions);
-            std::thread::sleep(RETRY);
+        for partition in partitions {
+            let Some(part) = shared.part(partition) else { continue };
+            match shared.ship_some(&part, u64::MAX) {
+                Ok(true) if part.state.lock().as_ref().is_some_and(|held| held.log.len() > 0) => {
+                    shared.unshipped.lock().insert(partition);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(%error, partition, "changes are shipped later");
+                    shared.unshipped.lock().insert(partition);
+                    std::thread::sleep(RETRY);
+                }
+            }
         }
         std::thread::sleep(GATHER);
     }
@@ -65,11 +71,6 @@ pub(super) fn keep(shared: &Shared) {
             }
         }
         shared.forsake();
-        if shared.is_lost()
-            && let Err(error) = shared.settle()
-        {
-            tracing::debug!(%error, "the leases of this process are lost, which is settled later");
-        }
         if looked.elapsed() >= LOOK {
             shared.look_at_all(&mut leaving);
             looked = Instant::now();
@@ -95,8 +96,7 @@ pub(super) fn doubt(shared: &Shared) {
         for part in shared.all_parts() {
             let lease = part.stamp.load(Ordering::Acquire);
             let is_relied_on = lease != 0 && part.relied.load(Ordering::Acquire) > shared.awake();
-            if is_relied_on && !shared.is_valid(now) && shared.let_go(part.partition, lease, false)
-            {
+            if is_relied_on && !part.is_valid(now) && shared.let_go(part.partition, lease, false) {
                 part.relied.store(0, Ordering::Release);
             }
         }
@@ -107,26 +107,8 @@ pub(super) fn doubt(shared: &Shared) {
 type Leaving = BTreeMap<u16, (Arc<Part>, End)>;
 
 impl Shared {
-    /// Brings what was committed until now to the session, then to its partitions.
-    fn ship_all(&self, partitions: &BTreeSet<u16>) -> Result<(), EngineError> {
-        // One that can't be reached keeps nothing from the others.
-        let mut failed = match self.append_up_to(self.last.load(Ordering::Acquire)) {
-            Ok(true) => None,
-            Ok(false) => return self.settle(),
-            Err(error) => Some(error),
-        };
-        for part in partitions.iter().filter_map(|partition| self.part(*partition)) {
-            match self.bring(&part) {
-                Ok(true) => {}
-                Ok(false) => return self.settle(),
-                Err(error) => failed = Some(error),
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
     /// Tells those who rely on leases that were lost.
-    pub(super) fn forsake(&self) {
+    fn forsake(&self) {
         let forsaken = std::mem::take(&mut *self.forsaken.lock());
         for (partition, lease) in forsaken {
             if !self.let_go(partition, lease, true) {
@@ -163,18 +145,21 @@ impl Shared {
             if let Some(end) = end {
                 leaving.entry(part.partition).or_insert((part.clone(), end));
             }
-        }
-        let left = self.valid.load(Ordering::Acquire).saturating_sub(now);
-        if !parts.is_empty()
-            && left < self.validity() / 2
-            && let Err(error) = self.append_some(u64::MAX)
-        {
-            tracing::debug!(%error, "leases are not renewed");
+            let is_used = now.saturating_sub(used.0) < self.validity()
+                || part.relied.load(Ordering::Acquire) > self.awake();
+            let left = part.valid.load(Ordering::Acquire).saturating_sub(now);
+            // One that nobody uses shows that it lives when it is used again.
+            if is_used
+                && left < self.validity() / 2
+                && let Err(error) = self.ship_some(part, u64::MAX)
+            {
+                tracing::debug!(%error, partition = part.partition, "a lease is not renewed");
+            }
         }
         self.release_strays();
     }
 
-    pub(super) fn release_strays(&self) {
+    fn release_strays(&self) {
         let now = self.awake();
         let mut strays = std::mem::take(&mut *self.strays.lock());
         let mut failed = false;
@@ -214,23 +199,9 @@ impl Shared {
             }
         }
         self.release_strays();
-        self.close_session();
         let journal = self.journal.lock().take();
         if let Some(journal) = journal {
             journal.close();
-        }
-    }
-
-    /// Has the servers forget a session that nothing hangs on any more.
-    fn close_session(&self) {
-        let mut session = self.session.lock();
-        let is_needed = session.waiting() > 0 || !self.strays.lock().is_empty();
-        if !session.is_begun || session.is_lost || is_needed || !self.parts.read().is_empty() {
-            return;
-        }
-        session.is_begun = false;
-        if let Err(error) = self.below.close_session(&session.name) {
-            tracing::debug!(%error, "a session without leases stays on the servers");
         }
     }
 
@@ -255,111 +226,75 @@ impl Shared {
         }
         let opened = Journal::open(dir).map_err(|error| EngineError::Io(Box::new(error)))?;
         let Some((mut opened, left)) = opened else { return Ok(false) };
-        let leases = self.finish(left, &mut opened)?;
+        let mut kept = Vec::new();
+        for (partition, left) in left {
+            kept.extend(self.finish(partition, left, &mut opened)?);
+        }
         *journal = Some(opened);
         drop(journal);
-        for (partition, lease) in leases {
-            self.resume(partition, lease);
+        for (partition, lease, shipped) in kept {
+            self.resume(partition, lease, shipped);
         }
         Ok(true)
     }
 
-    /// Ships what an earlier process left, and gives its leases back, unless others rely on them: then
-    /// its session is gone on with; its leases.
+    /// Ships what an earlier process left, and gives its lease back, unless others rely on it: then
+    /// with what it can be gone on, the lease and the last transaction.
     fn finish(
         &self,
-        left: BTreeMap<u16, Left>,
+        partition: u16,
+        left: Left,
         journal: &mut Journal,
-    ) -> Result<Vec<(u16, String)>, EngineError> {
-        let mut sessions: BTreeMap<String, Vec<(u16, Left)>> = BTreeMap::new();
-        for (partition, left) in left {
-            let name = left.lease.chars().take(SESSION).collect();
-            sessions.entry(name).or_default().push((partition, left));
-        }
-        let (one, mut leases) = (sessions.len() == 1, Vec::new());
-        for (name, left) in sessions {
-            let known: Vec<_> =
-                left.iter().map(|(partition, left)| (*partition, left.lease.clone())).collect();
-            if self.finish_session(&name, left, one && self.options.outlived, journal)? {
-                leases = known;
-                continue;
-            }
-            for (partition, lease) in known {
-                if self.options.outlived {
-                    // The kernel may go by what was read under it.
-                    let not_before = self.awake().saturating_add(self.reliance());
-                    self.strays.lock().push(Stray { partition, id: lease, not_before });
-                    continue;
+    ) -> Result<Option<(u16, String, u64)>, EngineError> {
+        let Left { lease, transactions, .. } = left;
+        let arrived = self.below.shipped(partition, &lease)?;
+        let mut rest = transactions;
+        if let Some(mut arrived) = arrived {
+            rest = rest.split_off(&(arrived + 1));
+            let count = rest.len();
+            // One that is missing was not noted: what was built upon it must not arrive without it.
+            while let Some((number, writes)) = next_after(&mut rest, arrived) {
+                let batch = Batch { after: arrived, last: number, writes };
+                if !self.below.ship(partition, &lease, &batch)? {
+                    rest.insert(number, batch.writes);
+                    break;
                 }
-                self.below.release(partition, &lease)?;
-                journal.ended(partition, &lease);
+                arrived = number;
             }
+            tracing::info!(partition, changes = count - rest.len(), "shipped after a restart");
+            // A sign of life brings it back if it was broken, and nobody has changed anything since.
+            let alive = Batch { after: arrived, last: arrived, writes: Vec::new() };
+            let goes_on = self.options.outlived && rest.is_empty();
+            if goes_on && self.below.ship(partition, &lease, &alive)? {
+                journal.shipped(partition, &lease, arrived);
+                return Ok(Some((partition, lease, arrived)));
+            }
+            self.below.release(partition, &lease)?;
         }
-        Ok(leases)
-    }
-
-    /// Ships what was left under the leases of a session; whether it is gone on with.
-    fn finish_session(
-        &self,
-        name: &str,
-        left: Vec<(u16, Left)>,
-        outlived: bool,
-        journal: &mut Journal,
-    ) -> Result<bool, EngineError> {
-        // A sign of life shows whether it counts.
-        let goes_on = outlived && self.below.append(name, &Append::default())?;
-        let arrived = match goes_on {
-            true => self.below.settle_session(name, false)?,
-            false => self.below.end_session(name, None)?,
-        };
-        let (rest, beyond) = rest_of(left, arrived);
-        let count = rest.len() + beyond.len();
-        let last = rest.last().map_or(0, |entry| entry.number).max(arrived.unwrap_or(0));
-        let mut refused = self.bring_in_order(rest)?;
-        refused.extend(beyond);
-        tracing::info!(changes = count - refused.len(), "shipped after a restart");
-        if let Some((changes, directories)) = self.keep_refused(Some(journal), &refused) {
+        if !rest.is_empty() {
+            let count = rest.len();
+            let rest = Vec::from_iter(rest.into_values());
+            let kept = journal.refuse(partition, &lease, &rest);
+            self.losses.note(rest.len(), &rest);
             tracing::error!(
-                changes,
-                directories,
+                partition,
+                changes = count,
+                kept = %kept.display(),
                 "other nodes took this one for dead while it was away: its last changes of names \
-                 and attributes are lost"
+                 and attributes in a directory are lost"
             );
         }
-        if goes_on && refused.is_empty() {
-            let beat = Append { after: arrived.unwrap_or(0), last, ..Append::default() };
-            if self.below.append(name, &beat)? {
-                let mut session = Session::new(name.to_string(), (last, last));
-                session.is_begun = true;
-                self.go_on_as(session);
-                return Ok(true);
-            }
-        }
-        self.below.end_session(name, None)?;
-        Ok(false)
+        journal.ended(partition, &lease);
+        Ok(None)
     }
 }
 
-/// What was left under leases and is not on the servers, in order, if `arrived` is the last
-/// transaction that came to their session; and what is beyond a gap. One that is missing was not
-/// noted: what was built upon it must not arrive without it.
-fn rest_of(left: Vec<(u16, Left)>, arrived: Option<u64>) -> (Vec<Entry>, Vec<Entry>) {
-    let mut rest = Vec::new();
-    for (partition, Left { lease, transactions, .. }) in left {
-        rest.extend(transactions.into_iter().map(|(number, writes)| Entry {
-            number,
-            partition,
-            lease: lease.clone(),
-            writes,
-        }));
-    }
-    rest.retain(|entry| arrived.is_none_or(|arrived| entry.number > arrived));
-    rest.sort_unstable_by_key(|entry| entry.number);
-    let Some(arrived) = arrived else { return (rest, Vec::new()) };
-    let expected = arrived + 1..;
-    let whole = rest.iter().zip(expected).take_while(|(entry, number)| entry.number == *number);
-    let beyond = rest.split_off(whole.count());
-    (rest, beyond)
+/// The transaction after one, if it is there.
+fn next_after(
+    transactions: &mut BTreeMap<u64, Vec<Write>>,
+    number: u64,
+) -> Option<(u64, Vec<Write>)> {
+    transactions.remove_entry(&(number + 1))
 }
 
 #[cfg(test)]
@@ -368,20 +303,12 @@ mod tests {
 
     #[test]
     fn transactions_when_one_is_missing_then_those_after_it_are_not_shipped() {
-        let left = |lease: &str, numbers: &[u64]| Left {
-            lease: lease.into(),
-            transactions: numbers.iter().map(|number| (*number, Vec::new())).collect(),
-            ..Left::default()
-        };
-        let numbers = |entries: &[Entry]| entries.iter().map(|entry| entry.number).collect();
-        let all = || vec![(3, left("a", &[4, 7, 9])), (5, left("b", &[2, 5, 6, 10]))];
-        let (rest, beyond) = rest_of(all(), Some(3));
-        let found: [Vec<u64>; 2] = [numbers(&rest), numbers(&beyond)];
-        assert_eq!(found, [vec![4, 5, 6, 7], vec![9, 10]]);
-        let (rest, beyond) = rest_of(all(), Some(2));
-        assert!(rest.is_empty());
-        assert_eq!(beyond.len(), 6);
-        // Of an older program, which numbered the transactions of each lease.
-        assert_eq!(rest_of(all(), None).0.len(), 7);
+        let mut left: BTreeMap<u64, Vec<Write>> = [4, 5, 7, 8].map(|n| (n, Vec::new())).into();
+        let mut arrived = 3;
+        while let Some((number, _)) = next_after(&mut left, arrived) {
+            arrived = number;
+        }
+        assert_eq!(arrived, 5);
+        assert_eq!(left.into_keys().collect::<Vec<_>>(), [7, 8]);
     }
 }

@@ -4,37 +4,27 @@
 //! **Taking.** After some changes in a row ([`Leases`]) the lease is taken by a mark in the partition,
 //! with which the servers refuse everybody else there, and all that the partition holds is read. From
 //! then on mini-transactions are executed in memory, noted in a [`Journal`] before they are
-//! acknowledged, and brought to the servers within milliseconds, as many as there are in one request.
-//!
-//! **The session.** All leases of a process hang on one [`Session`]: what was committed under any of
-//! them comes to the session's record first, in the order in which it was committed, and from there to
-//! the partitions (`redis/session.rs`). What is committed without a lease waits until all that was
-//! committed before has come. So what the servers have of a process is always a beginning of what it
-//! has done, and nothing outlives what it was built upon.
+//! acknowledged, and shipped within milliseconds, as many as there are in one request.
 //!
 //! **Giving back.** Whoever is refused asks for the lease by changing a key that the holder watches
 //! ([`Redis::meet`]). The holder ships what it has, takes the mark away, and the other goes on. So no
 //! one needs to know how to reach the holder, and it makes no difference who asks: a node, `fsck`, or
 //! a tool.
 //!
-//! **Death.** The holder gives signs of life, in the session's record, and acknowledges nothing when
-//! the last one that was answered was sent longer than a twelfth of the timeout ago. Whoever is stopped
-//! by a lease and has seen that record unchanged for the whole timeout on its own clock ends the
-//! session, if it is still unchanged, and with it all its leases. So clocks need not agree. A process
-//! that comes back finds the journal and ships it, transaction after transaction, up to the first one
-//! in a partition that others have changed meanwhile: that one and all after it are refused, reported
-//! and kept in a file.
+//! **Death.** The holder gives signs of life, in the mark, and acknowledges nothing when the last one
+//! that was answered was sent longer than a twelfth of the timeout ago. Whoever has seen the mark
+//! unchanged for the whole timeout on its own clock breaks the lease, if it is still unchanged. So
+//! clocks need not agree. A process that comes back finds the journal and ships it, unless others
+//! have changed the partition meanwhile: then it is refused, reported and kept in a file.
 //!
 //! **At once.** Some changes are acted upon outside of the partition: locks and intents of
 //! transactions over several partitions, copies on other nodes, the right to work in the backing
 //! store. They count when they have arrived at the servers, with all that was committed before.
 
-mod arrival;
 mod journal;
 mod keeper;
 mod losses;
 mod part;
-mod session;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -58,7 +48,6 @@ use crate::keys;
 use journal::Journal;
 pub use losses::{LossReport, Losses, Teller};
 use part::{Held, Image, Part};
-use session::{Entry, Session};
 
 /// Records read in one go when a lease is taken.
 const PAGE: usize = 2000;
@@ -139,19 +128,6 @@ struct Shared {
     parts: RwLock<HashMap<u16, Arc<Part>>>,
     leases: Mutex<Leases>,
     /// Locked after the state of a partition.
-    session: Mutex<Session>,
-    /// Held by whoever brings something to the session's record. Locked after the state of a partition,
-    /// before `session`.
-    appending: Mutex<()>,
-    /// As in `session`: the last transaction, the last one that has come, whether the session is lost.
-    last: AtomicU64,
-    arrived: AtomicU64,
-    is_lost: AtomicBool,
-    /// Up to when this process may act on its leases, in nanoseconds since the engine's start.
-    valid: AtomicU64,
-    /// Leases of a lost session, until all is seen to. Locked before all else.
-    settling: Mutex<Vec<(Arc<Part>, String)>>,
-    /// Locked after `session`.
     journal: Mutex<Option<Journal>>,
     /// Marks that may stand although nobody knows of them here any more.
     strays: Mutex<Vec<Stray>>,
@@ -167,8 +143,8 @@ struct Shared {
     lost_at: Mutex<HashMap<u16, u64>>,
     /// Leases that were lost, of which the observer has not let go yet.
     forsaken: Mutex<Vec<(u16, u64)>>,
-    /// Tells leases of one session from each other, also from those that an earlier process took.
-    salt: u32,
+    /// Tells the leases of this process from those of others.
+    name: String,
     /// No more leases are taken.
     closed: AtomicBool,
     stopped: AtomicBool,
@@ -181,6 +157,9 @@ impl Leased {
     /// # Errors
     /// If the system has no random numbers or threads.
     pub fn open(below: Arc<Redis>, options: LeaseOptions) -> Result<Self, EngineError> {
+        let mut number = [0u8; 4];
+        let fill = rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty());
+        fill.map_err(|error| EngineError::Io(Box::new(std::io::Error::from(error))))?;
         let shared = Arc::new(Shared {
             below,
             leases: Mutex::new(Leases::new(options.terms)),
@@ -190,13 +169,6 @@ impl Leased {
             started: BootInstant::now(),
             awake_since: Instant::now(),
             parts: RwLock::default(),
-            session: Mutex::new(Session::new(random_name()?, (0, 0))),
-            appending: Mutex::default(),
-            last: AtomicU64::new(0),
-            arrived: AtomicU64::new(0),
-            is_lost: AtomicBool::new(false),
-            valid: AtomicU64::new(0),
-            settling: Mutex::default(),
             journal: Mutex::default(),
             strays: Mutex::default(),
             unshipped: Mutex::default(),
@@ -204,7 +176,7 @@ impl Leased {
             stamps: AtomicU64::new(LEASED),
             observer: OnceLock::new(),
             forsaken: Mutex::default(),
-            salt: random()?,
+            name: format!("{:08x}", u32::from_ne_bytes(number)),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
@@ -245,7 +217,6 @@ impl Leased {
         // The journal's lock goes, its files stay.
         drop(self.shared.journal.lock().take());
         self.shared.parts.write().clear();
-        self.shared.session.lock().is_begun = false;
     }
 }
 
@@ -281,15 +252,6 @@ impl Shared {
     fn reliance(&self) -> u64 {
         let timeout = self.options.timeout.min(MAX_RELIANCE);
         u64::try_from(timeout.as_nanos() / 3 * 2).unwrap_or(u64::MAX)
-    }
-
-    /// Whether this process may act on its leases.
-    fn is_valid(&self, now: u64) -> bool {
-        now < self.valid.load(Ordering::Acquire)
-    }
-
-    fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Acquire)
     }
 
     /// Whether nobody relies on a lease any more that is about to be given back.
@@ -329,21 +291,11 @@ impl Shared {
     ) -> Result<Outcome, EngineError> {
         let mut stopped = Stopped::new(self.below.give_up());
         loop {
-            if self.is_lost() {
-                self.settle()?;
-            }
             if let Some(part) = self.part(partition) {
                 match self.execute_leased(&part, transaction)? {
                     Some(outcome) => return Ok(outcome),
                     None => continue,
                 }
-            }
-            // It must not outlive what was done before it under leases.
-            if keys::may_be_leased(partition)
-                && !transaction.write.is_empty()
-                && !self.append_up_to(self.last.load(Ordering::Acquire))?
-            {
-                continue;
             }
             match self.below.try_execute(partition, transaction, "")? {
                 Answer::Done(outcome) => {
@@ -366,7 +318,7 @@ impl Shared {
     }
 
     fn is_mine(&self, lease: &[u8]) -> bool {
-        lease.starts_with(self.session.lock().name.as_bytes())
+        lease.starts_with(self.name.as_bytes())
     }
 
     /// `None` if the lease is gone.
@@ -380,7 +332,7 @@ impl Shared {
             match self.execute_in_memory(part, transaction)? {
                 Local::Done(outcome, None) => return Ok(Some(outcome)),
                 Local::Done(outcome, Some(number)) => {
-                    return match self.append_up_to(number).map_err(unknown)? {
+                    return match self.ship_up_to(part, number).map_err(unknown)? {
                         true => Ok(Some(outcome)),
                         false => Err(lost()),
                     };
@@ -390,8 +342,7 @@ impl Shared {
                     let reason = "signs of life take too long".to_string();
                     return Err(EngineError::Unreachable { reason });
                 }
-                Local::Silent if self.is_lost() => self.settle()?,
-                Local::Silent => drop(self.append_some(u64::MAX)?),
+                Local::Silent => drop(self.ship_some(part, u64::MAX)?),
             }
         }
     }
@@ -404,7 +355,7 @@ impl Shared {
         let now = self.now();
         let mut state = part.state.lock();
         let Some(held) = state.as_mut() else { return Ok(Local::Gone) };
-        if !self.is_valid(now) {
+        if !part.is_valid(now) {
             return Ok(Local::Silent);
         }
         part.used.store(now, Ordering::Relaxed);
@@ -412,43 +363,29 @@ impl Shared {
         if outcome == Outcome::Conflict || transaction.write.is_empty() {
             return Ok(Local::Done(outcome, None));
         }
-        let Some((number, must_come)) = self.note(part.partition, &held.id, &transaction.write)
-        else {
-            return Ok(Local::Silent);
-        };
-        held.image.apply(&transaction.write);
-        held.last = number;
-        part.bytes.store(held.image.bytes(), Ordering::Relaxed);
-        drop(state);
-        self.to_be_shipped(part.partition);
-        // The right to acknowledge it must not have ended meanwhile.
-        let must_come = must_come
-            || transaction.write.iter().any(keys::is_for_others)
-            || !self.is_valid(self.now());
-        Ok(Local::Done(outcome, must_come.then_some(number)))
-    }
-
-    /// Notes a transaction in the session and the journal, in the same order; its number, and whether
-    /// it must come to the servers before it counts. `None` if the session is lost. The caller has the
-    /// lock of the partition's state.
-    fn note(&self, partition: u16, lease: &str, writes: &[Write]) -> Option<(u64, bool)> {
-        let mut session = self.session.lock();
-        if session.is_lost {
-            return None;
-        }
-        let number = session.next();
+        let number = held.log.next();
         let noted = match self.journal.lock().as_mut() {
             None => true,
             Some(journal) => {
-                let noted = journal.commit(partition, lease, number, writes);
+                let writes = &transaction.write;
+                let noted = journal.commit(part.partition, &held.id, number, writes);
                 noted.map_err(|error| tracing::debug!(%error, "no journal of leases")).is_ok()
             }
         };
-        let (lease, writes) = (lease.to_string(), writes.to_vec());
-        session.push(Entry { number, partition, lease, writes }, noted);
-        self.last.store(number, Ordering::Release);
-        // Those after one that was not noted would come without it after a death.
-        Some((number, !session.is_noted() || session.waiting() > BACKLOG))
+        held.image.apply(&transaction.write);
+        held.log.push(transaction.write.clone(), noted);
+        part.bytes.store(held.image.bytes(), Ordering::Relaxed);
+        // Those after one that was not noted would be shipped without it after a death.
+        let noted = held.log.is_noted();
+        let waiting = held.log.len();
+        drop(state);
+        self.to_be_shipped(part.partition);
+        // The right to acknowledge it must not have ended meanwhile.
+        let must_arrive = !noted
+            || waiting > BACKLOG
+            || transaction.write.iter().any(keys::is_for_others)
+            || !part.is_valid(self.now());
+        Ok(Local::Done(outcome, must_arrive.then_some(number)))
     }
 
     fn to_be_shipped(&self, partition: u16) {
@@ -465,18 +402,74 @@ impl Shared {
         partition: u16,
         look: &dyn Fn(&Image) -> T,
     ) -> Result<Option<T>, EngineError> {
+        let Some(part) = self.part(partition) else { return Ok(None) };
+        let now = self.now();
+        if let Some(held) = part.state.lock().as_ref().filter(|_| part.is_valid(now)) {
+            part.used.store(now, Ordering::Relaxed);
+            return Ok(Some(look(&held.image)));
+        }
+        let _shipping = part.shipping.lock();
+        let mut state = part.state.lock();
+        self.ship_rest(&part, &mut state)?;
+        Ok(state.as_ref().map(|held| look(&held.image)))
+    }
+
+    /// Sees to it that a transaction has arrived; false if it is lost.
+    fn ship_up_to(&self, part: &Arc<Part>, number: u64) -> Result<bool, EngineError> {
+        while part.arrived.load(Ordering::Acquire) < number {
+            if !self.ship_some(part, number)? {
+                return Ok(part.arrived.load(Ordering::Acquire) >= number);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends one batch, or a sign of life, unless a transaction has arrived; false if there is no
+    /// lease any more.
+    fn ship_some(&self, part: &Arc<Part>, unless: u64) -> Result<bool, EngineError> {
+        let _shipping = part.shipping.lock();
+        if part.arrived.load(Ordering::Acquire) >= unless {
+            return Ok(true);
+        }
+        let (id, batch) = match part.state.lock().as_mut() {
+            Some(held) => (held.id.clone(), held.log.batch()),
+            None => return Ok(false),
+        };
+        let sent = self.now();
+        let arrived = self.below.ship(part.partition, &id, &batch)?;
+        let mut state = part.state.lock();
+        match arrived {
+            true => self.arrived(part, &mut state, sent),
+            false => self.lose(part, &mut state),
+        }
+        Ok(arrived)
+    }
+
+    /// Sends all, and a sign of life if there is none that counts. The caller has both locks.
+    fn ship_rest(&self, part: &Arc<Part>, state: &mut Option<Held>) -> Result<bool, EngineError> {
         loop {
-            if self.is_lost() {
-                self.settle()?;
+            let Some(held) = state.as_mut() else { return Ok(false) };
+            if held.log.len() == 0 && part.is_valid(self.now()) {
+                return Ok(true);
             }
-            let Some(part) = self.part(partition) else { return Ok(None) };
-            let now = self.now();
-            if self.is_valid(now) {
-                let state = part.state.lock();
-                part.used.store(now, Ordering::Relaxed);
-                return Ok(state.as_ref().map(|held| look(&held.image)));
+            let (batch, sent) = (held.log.batch(), self.now());
+            match self.below.ship(part.partition, &held.id, &batch)? {
+                true => self.arrived(part, state, sent),
+                false => {
+                    self.lose(part, state);
+                    return Ok(false);
+                }
             }
-            self.append_some(u64::MAX)?;
+        }
+    }
+
+    fn arrived(&self, part: &Part, state: &mut Option<Held>, sent: u64) {
+        let Some(held) = state else { return };
+        held.log.confirm();
+        part.arrived.store(held.log.arrived(), Ordering::Release);
+        part.valid.fetch_max(sent.saturating_add(self.validity()), Ordering::AcqRel);
+        if let Some(journal) = self.journal.lock().as_mut() {
+            journal.shipped(part.partition, &held.id, held.log.arrived());
         }
     }
 
@@ -492,33 +485,20 @@ impl Shared {
         if self.below.watch(partition).is_none() || !self.has_journal() {
             return;
         }
-        let begun = self.is_valid(self.now()) || self.append_some(u64::MAX).unwrap_or(false);
-        if !begun {
-            return;
-        }
         let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
-        let name = self.session.lock().name.clone();
-        let id = format!("{name}{:08x}", (number as u32).wrapping_add(self.salt));
-        self.take_as(Part::new(partition, 0), id, number);
+        let id = format!("{}{:08x}", self.name, number as u32);
+        self.take_as(Part::new(partition, 0), id, (number, part::Log::default()));
     }
 
-    /// Goes on with the lease `id` that an earlier process had.
-    fn resume(&self, partition: u16, id: String) {
+    /// Goes on with the lease `id` that an earlier process had, of which so many transactions have
+    /// been shipped.
+    fn resume(&self, partition: u16, id: String, shipped: u64) {
         let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
         let inherited = self.awake().saturating_add(self.reliance());
-        let part = Part::new(partition, inherited);
-        match self.below.shipped(partition, &id) {
-            Ok(arrived) => part.arrived.store(arrived.unwrap_or(0), Ordering::Release),
-            Err(error) => {
-                tracing::debug!(%error, partition, "a lease is not gone on with");
-                self.strays.lock().push(self.stray(&part, id));
-                return;
-            }
-        }
-        self.take_as(part, id, number);
+        self.take_as(Part::new(partition, inherited), id, (number, part::Log::after(shipped)));
     }
 
-    fn take_as(&self, part: Part, id: String, number: u64) {
+    fn take_as(&self, part: Part, id: String, (number, log): (u64, part::Log)) {
         let (partition, part) = (part.partition, Arc::new(part));
         let mut state = part.state.lock();
         match self.parts.write().entry(partition) {
@@ -528,15 +508,11 @@ impl Shared {
         let taken = self.take_and_read(&part, &id);
         let now = Tick(self.now());
         match taken {
-            // Others have ended the session meanwhile.
-            Ok(Ok(_)) if self.is_lost() || !self.is_mine(id.as_bytes()) => {
-                self.strays.lock().push(self.stray(&part, id.clone()));
-                self.end(&part, &id, End::Lost);
-            }
             Ok(Ok(image)) => {
                 part.bytes.store(image.bytes(), Ordering::Relaxed);
                 part.used.store(now.0, Ordering::Relaxed);
-                *state = Some(Held { id, image, last: 0 });
+                part.arrived.store(log.arrived(), Ordering::Release);
+                *state = Some(Held { id, image, log });
                 part.stamp.store(number, Ordering::Release);
                 self.leases.lock().took(now, partition);
             }
@@ -560,11 +536,13 @@ impl Shared {
             let io = |error| EngineError::Io(Box::new(error));
             journal.take(part.partition, id).map_err(io)?;
         }
+        let sent = self.now();
         match self.below.take(part.partition, id, *timeout, who, *records)? {
             Taken::Yes => {}
             Taken::TooLarge => return Ok(Err(End::TooLarge)),
             Taken::No => return Ok(Err(End::Recalled)),
         }
+        part.valid.store(sent.saturating_add(self.validity()), Ordering::Release);
         let (mut image, mut after) = (Image::default(), None);
         loop {
             let page = self.below.scan_leased(part.partition, after.as_deref(), PAGE, id)?;
@@ -583,14 +561,12 @@ impl Shared {
 
     /// Ships what is left, and lets others in.
     fn give_back(&self, part: &Arc<Part>, end: End) -> Result<(), EngineError> {
-        // Most of it while programs go on.
-        self.append_up_to(self.last.load(Ordering::Acquire))?;
         let _shipping = part.shipping.lock();
         let mut state = part.state.lock();
-        let Some(last) = state.as_ref().map(|held| held.last) else { return Ok(()) };
-        // What others do when they have seen this must not outlive what was done before it.
-        if !self.bring_all(part, last)? {
-            return Ok(());
+        while state.as_ref().is_some_and(|held| held.log.len() > 0) {
+            if !self.ship_rest(part, &mut state)? {
+                return Ok(());
+            }
         }
         let Some(held) = state.take() else { return Ok(()) };
         self.invalidate(part);
@@ -603,6 +579,33 @@ impl Shared {
         self.end(part, &held.id, end);
         self.below.touch(part.partition);
         Ok(())
+    }
+
+    /// The lease is broken: what was not shipped is refused.
+    fn lose(&self, part: &Part, state: &mut Option<Held>) {
+        let Some(mut held) = state.take() else { return };
+        let count = held.log.len();
+        self.refuse(part.partition, &held.id, (count, held.log.rest()));
+        self.end(part, &held.id, End::Lost);
+        self.below.touch(part.partition);
+    }
+
+    /// `count`: of the transactions, some of which may have been made one since.
+    fn refuse(&self, partition: u16, id: &str, (count, rest): (usize, Vec<Vec<Write>>)) {
+        if count == 0 {
+            return;
+        }
+        let journal = self.journal.lock();
+        let kept = journal.as_ref().map(|journal| journal.refuse(partition, id, &rest));
+        self.losses.note(count, &rest);
+        self.lost_at.lock().insert(partition, self.now());
+        tracing::error!(
+            partition,
+            changes = count,
+            ?kept,
+            "other nodes took this one for dead while it worked in a directory: its last changes of \
+             names and attributes there are lost"
+        );
     }
 
     /// Whether something was lost in a partition that somebody may have committed who waits for it to
@@ -621,6 +624,7 @@ impl Shared {
             self.forsaken.lock().push((part.partition, lease));
             self.below.wake();
         }
+        part.valid.store(0, Ordering::Release);
     }
 
     /// The lease is over, but for its mark, if that is a stray. The caller has the lock of the state.
@@ -642,18 +646,6 @@ impl Shared {
             journal.ended(partition, id);
         }
     }
-}
-
-fn random() -> Result<u32, EngineError> {
-    let mut number = [0u8; 4];
-    let fill = rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty());
-    fill.map_err(|error| EngineError::Io(Box::new(std::io::Error::from(error))))?;
-    Ok(u32::from_ne_bytes(number))
-}
-
-/// A name for a session.
-fn random_name() -> Result<String, EngineError> {
-    Ok(format!("{:08x}", random()?))
 }
 
 fn unknown(error: EngineError) -> EngineError {
@@ -731,9 +723,13 @@ impl Engine for Leased {
 
     /// Ships all, and then as [`Redis`] does.
     fn sync(&self) -> Result<(), EngineError> {
-        let last = self.shared.last.load(Ordering::Acquire);
-        if self.shared.is_lost() || !self.shared.append_up_to(last)? {
-            return Err(lost());
+        for part in self.shared.all_parts() {
+            let _shipping = part.shipping.lock();
+            let mut state = part.state.lock();
+            let has_more = state.as_ref().is_some_and(|held| held.log.len() > 0);
+            if has_more && !self.shared.ship_rest(&part, &mut state)? {
+                return Err(lost());
+            }
         }
         self.shared.below.sync()
     }
@@ -743,7 +739,7 @@ impl Engine for Leased {
             return self.shared.below.watch(partition);
         };
         let generation = part.stamp.load(Ordering::Acquire);
-        let counts = generation != 0 && self.shared.is_valid(self.shared.now());
+        let counts = generation != 0 && part.is_valid(self.shared.now());
         counts.then_some(Stamp { generation, change: 0 })
     }
 
@@ -751,10 +747,10 @@ impl Engine for Leased {
         let shared = &self.shared;
         let part = shared.part(partition)?;
         let (now, lease) = (shared.now(), part.stamp.load(Ordering::Acquire));
-        if lease == 0 || part.leaving.load(Ordering::Acquire) || !shared.is_valid(now) {
+        if lease == 0 || part.leaving.load(Ordering::Acquire) || !part.is_valid(now) {
             return None;
         }
-        let sent = shared.valid.load(Ordering::Acquire).saturating_sub(shared.validity());
+        let sent = part.valid.load(Ordering::Acquire).saturating_sub(shared.validity());
         let until = sent.saturating_add(shared.reliance());
         let left = until.saturating_sub(now);
         part.relied.fetch_max(shared.awake().saturating_add(left), Ordering::AcqRel);
@@ -772,11 +768,14 @@ impl Engine for Leased {
 
     fn arrive(&self, partition: u16) -> Result<(), EngineError> {
         let part = self.shared.part(partition);
-        let last = part.and_then(|part| part.state.lock().as_ref().map(|held| held.last));
-        let arrived = match last {
-            Some(last) => self.shared.append_up_to(last).map_err(unknown)?,
+        let held = part.as_ref().and_then(|part| {
+            let last = part.state.lock().as_ref().map(|held| held.log.last());
+            last.map(|last| (part, last))
+        });
+        let arrived = match held {
+            Some((part, last)) => self.shared.ship_up_to(part, last).map_err(unknown)?,
             // Of a lease that was given back all has arrived.
-            None => !self.shared.is_lost() && !self.shared.has_lost_lately(partition),
+            None => !self.shared.has_lost_lately(partition),
         };
         if arrived { Ok(()) } else { Err(lost()) }
     }

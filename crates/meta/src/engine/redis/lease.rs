@@ -1,6 +1,6 @@
 //! Leases of partitions: the requests of who has one, and the timeout of who meets another's.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value};
@@ -17,10 +17,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 /// Whoever lives gives a lease back that he does not use within this, or shows that he lives.
 const TO_ANSWER: Duration = Duration::from_secs(2);
-/// What all leases of a session begin with.
-const SESSION: usize = 8;
-/// Sessions that were ended and are remembered.
-const MAX_ENDED: usize = 64;
+/// For how long a process counts as silent whose lease was broken, for its other leases.
+const STAYS_SILENT: Duration = Duration::from_secs(30);
+/// Recalls at the beginning of a lease that all leases of a process have in common.
+const PROCESS: usize = 8;
+/// Processes that are remembered so.
+const MAX_SILENT: usize = 64;
 /// Time to break a lease and go on, after it was waited for.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -82,8 +84,8 @@ impl Stopped {
         Stopped { begun: now, give_up, seen: None, looked: now, asked: None, pause: FIRST_PAUSE }
     }
 
-    /// A lease was met, or its session: since when it has stood as it is. Over a gap between two looks
-    /// its holder may have been as unable to show a sign of life as others were to look.
+    /// A lease was met: since when it has stood as it is. Over a gap between two looks its holder may
+    /// have been as unable to show a sign of life as others were to look.
     fn met(&mut self, now: Instant, lease: &[u8], timeout: Duration) -> Instant {
         let gap = now.saturating_duration_since(self.looked) > timeout / 3;
         self.looked = now;
@@ -97,28 +99,27 @@ impl Stopped {
     }
 }
 
-/// Sessions that were ended, and have brought all that they had to the partitions.
+/// Processes whose leases were broken lately.
 #[derive(Debug, Default)]
-pub(super) struct EndedSessions(VecDeque<String>);
+pub(super) struct SilentProcesses(Vec<(Vec<u8>, Instant)>);
 
-impl EndedSessions {
-    fn note(&mut self, session: &str) {
-        if !self.has(session) {
-            self.0.push_back(session.to_string());
-        }
-        if self.0.len() > MAX_ENDED {
-            self.0.pop_front();
+impl SilentProcesses {
+    fn note(&mut self, process: &[u8], now: Instant) {
+        self.0.retain(|(other, at)| other != process && now.duration_since(*at) < STAYS_SILENT);
+        if self.0.len() < MAX_SILENT {
+            self.0.push((process.to_vec(), now));
         }
     }
 
-    fn has(&self, session: &str) -> bool {
-        self.0.iter().any(|other| other == session)
+    fn has(&self, process: &[u8], now: Instant) -> bool {
+        let lately = |at: &Instant| now.saturating_duration_since(*at) < STAYS_SILENT;
+        self.0.iter().any(|(other, at)| other == process && lately(at))
     }
 }
 
 impl Redis {
-    /// Another's lease is in the way: asks for it, ends the session on which it hangs if that is
-    /// silent, or waits a moment.
+    /// Another's lease is in the way: asks for it, breaks it if its holder is dead, or waits a
+    /// moment.
     pub(in crate::engine) fn meet(
         &self,
         partition: u16,
@@ -126,19 +127,24 @@ impl Redis {
         stopped: &mut Stopped,
     ) -> Result<(), EngineError> {
         let now = Instant::now();
-        if stopped.begun.elapsed() > stopped.give_up.max(timeout_of(lease) + AFTERWARDS) {
+        let timeout = timeout_of(lease);
+        if stopped.begun.elapsed() > stopped.give_up.max(timeout + AFTERWARDS) {
             let who = holder_of(lease);
             let reason = format!("{who} works in that directory and does not give way");
             return Err(EngineError::Unreachable { reason });
         }
-        if self.ended.lock().has(session_of(lease)) {
-            return self.seize(partition, lease);
+        let since = stopped.met(now, lease, timeout);
+        if self.is_silent(partition, lease, (since, now)) {
+            let who = holder_of(lease);
+            tracing::warn!(partition, "{who} is silent: its lease is broken");
+            self.silent.lock().note(process_of(lease), now);
+            let mut seize = function("seize", &[self.values_key(partition)]);
+            seize.arg(lease);
+            self.ask(partition, &seize)?;
+            return Ok(());
         }
         if stopped.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_AGAIN) {
-            // Nearly always one request is enough.
-            if stopped.asked.replace(now).is_some() && self.is_over(partition, lease, stopped)? {
-                return self.seize(partition, lease);
-            }
+            stopped.asked = Some(now);
             let key = format!("{}{WANT}", self.values_key(partition));
             self.ask(partition, &function("want", &[key]))?;
         }
@@ -147,55 +153,16 @@ impl Redis {
         Ok(())
     }
 
-    /// Whether a lease that is in the way counts no more: its session was ended, or is now, as it has
-    /// shown no sign of life for its time.
-    fn is_over(
-        &self,
-        partition: u16,
-        lease: &[u8],
-        stopped: &mut Stopped,
-    ) -> Result<bool, EngineError> {
-        let (name, timeout) = (session_of(lease), timeout_of(lease));
-        let now = Instant::now();
-        let Some(seen) = self.look_at_session(name)? else {
-            // As those of older programs; their signs of life are in the lease.
-            let since = stopped.met(now, lease, timeout);
-            return Ok(self.is_silent(partition, timeout, (since, now)));
-        };
-        if !seen.is_settled {
-            let since = stopped.met(now, &seen.state, timeout);
-            if !seen.is_ended && now.duration_since(since) <= timeout {
-                return Ok(false);
-            }
-            if !seen.is_ended {
-                let who = holder_of(lease);
-                tracing::warn!("{who} is silent: all its leases are broken");
-            }
-            if self.end_session(name, Some(&seen.state))?.is_none() {
-                return Ok(false);
-            }
-        }
-        self.ended.lock().note(name);
-        Ok(true)
-    }
-
-    fn seize(&self, partition: u16, lease: &[u8]) -> Result<(), EngineError> {
-        let mut seize = function("seize", &[self.values_key(partition)]);
-        self.ask(partition, seize.arg(lease)).map(drop)
-    }
-
-    /// Whether the holder of a lease without a session, met first at `since`, shows no sign of life any
-    /// more. What was heard of the partition before counts, too. But one who does not use a lease shows
-    /// no signs in it while he lives: he is asked for it first.
-    fn is_silent(
-        &self,
-        partition: u16,
-        timeout: Duration,
-        (since, now): (Instant, Instant),
-    ) -> bool {
+    /// Whether the holder of a lease that was met first at `since` shows no sign of life any more. What
+    /// was heard of the partition before counts, too: whoever has many leases and dies is not waited for
+    /// as long for each of them. But one who does not use a lease shows no signs in it while he lives: he
+    /// is asked for it first, unless he has not answered for another one either.
+    fn is_silent(&self, partition: u16, lease: &[u8], (since, now): (Instant, Instant)) -> bool {
         let heard = self.tracker.unchanged_since(partition, slot_of(partition));
         let silent = heard.map_or(since, |heard| heard.min(since));
-        now.saturating_duration_since(silent) > timeout && now.duration_since(since) > TO_ANSWER
+        let asked = now.duration_since(since) > TO_ANSWER;
+        now.saturating_duration_since(silent) > timeout_of(lease)
+            && (asked || self.silent.lock().has(process_of(lease), now))
     }
 
     /// Asks for the lease of a partition. It stands until it is given back, or has shown no sign of
@@ -297,7 +264,7 @@ impl Redis {
         [self.values_key(partition), self.order_key(partition)]
     }
 
-    pub(super) fn ask(&self, partition: u16, command: &Cmd) -> Result<Vec<Value>, EngineError> {
+    fn ask(&self, partition: u16, command: &Cmd) -> Result<Vec<Value>, EngineError> {
         let confirm = self.confirm(partition);
         match self.cluster.call(slot_of(partition), confirm.as_deref(), &|_| command.clone())? {
             Value::Array(values) => Ok(values),
@@ -316,9 +283,9 @@ fn timeout_of(lease: &[u8]) -> Duration {
     number_of(lease, 1).map_or(LONGEST_PATIENCE, Duration::from_millis).min(LONGEST_PATIENCE)
 }
 
-/// The session that a lease hangs on.
-fn session_of(lease: &[u8]) -> &str {
-    std::str::from_utf8(&lease[..lease.len().min(SESSION)]).unwrap_or_default()
+/// What the leases of one process have in common.
+fn process_of(lease: &[u8]) -> &[u8] {
+    &lease[..lease.len().min(PROCESS)]
 }
 
 fn holder_of(lease: &[u8]) -> String {

@@ -5,16 +5,9 @@
 -- what became of the newest transaction that came along the lane.
 --
 -- A field of the hash that is not in the sorted set is the lease: as long as it is there, only
--- whoever names it may use the partition. It is 'id patience sequence beat who': 16 digits, of which
--- the first 8 name the session that it hangs on; for how many milliseconds it must stay the same
--- before others may break it if there is no such session; the last transaction that the holder has
--- shipped; a count of what came; where the holder runs, for people.
---
--- A session is a hash of its own. One field is 'patience last beat who': for how many milliseconds it
--- must stay the same before others may end it, and 0 once it was ended; the last transaction that has
--- come; a count of the holder's signs of life. Each other field is some transactions under the leases
--- of the session, by the number of the last one, until their partitions have them. They count as
--- committed from here on: whoever ends the session sees to it that their partitions get them.
+-- whoever names it may use the partition. It is 'id patience sequence beat who': 16 digits; for how
+-- many milliseconds it must stay the same before others may break it; the last transaction that the
+-- holder has shipped; a count of the holder's signs of life; where it runs, for people.
 --
 -- A lease that was broken is kept in another field until somebody changes the partition: if the
 -- holder comes back before that, it goes on as if nothing had happened.
@@ -205,72 +198,6 @@ local function lease(keys, argv)
   return {1, lease_of(keys[1], argv[1]) or ''}
 end
 
-local STATE = 'S'
--- For how long it is remembered that a session was ended, in milliseconds.
-local ENDED_MS = 86400000
-
--- KEYS: session. ARGV: patience, last transaction before it, who. Replies 0 if there is another.
-local function begin(keys, argv)
-  local state = argv[1] .. ' ' .. argv[2] .. ' 0 ' .. argv[3]
-  if redis.call('HSETNX', keys[1], STATE, state) == 1 then return {1} end
-  return {redis.call('HGET', keys[1], STATE) == state and 1 or 0}
-end
-
--- Brings what was committed, and shows that the holder lives. KEYS: session. ARGV: the transaction
--- before the first, the last one, all of them ('' for none), fields that are not needed any more*.
--- Done once, however often it comes. Replies 1, or -3 if the session was ended, or what came before
--- is not there.
-local function append(keys, argv)
-  local state = redis.call('HGET', keys[1], STATE)
-  if not state then return {-3, ''} end
-  local patience, last, beat, who = string.match(state, '^(%d+) (%d+) (%d+) (.*)$')
-  if patience == '0' then return {-3, state} end
-  if tonumber(last) < tonumber(argv[2]) then
-    if tonumber(last) ~= tonumber(argv[1]) then return {-3, state} end
-    last = argv[2]
-    if argv[3] ~= '' then redis.call('HSET', keys[1], last, argv[3]) end
-  end
-  for i = 4, #argv do redis.call('HDEL', keys[1], argv[i]) end
-  beat = string.format('%.0f', tonumber(beat) + 1)
-  redis.call('HSET', keys[1], STATE, patience .. ' ' .. last .. ' ' .. beat .. ' ' .. who)
-  return {1}
-end
-
--- KEYS: session. Replies its state ('' if there is none), and how many fields there are beside.
-local function session(keys)
-  return {1, redis.call('HGET', keys[1], STATE) or '', redis.call('HLEN', keys[1]) - 1}
-end
-
--- All that is kept of a session. KEYS: session.
-local function contents(keys)
-  return redis.call('HGETALL', keys[1])
-end
-
--- Ends a session. KEYS: session. ARGV: its state as it was ('' if that makes no difference).
-local function finish(keys, argv)
-  local state = redis.call('HGET', keys[1], STATE)
-  if state and (argv[1] == '' or state == argv[1]) then
-    redis.call('HSET', keys[1], STATE, (string.gsub(state, '^%d+', '0')))
-  end
-  return {1}
-end
-
--- Partitions have what was kept. KEYS: session. ARGV: fields*.
-local function forget(keys, argv)
-  for _, field in ipairs(argv) do redis.call('HDEL', keys[1], field) end
-  local state = redis.call('HGET', keys[1], STATE)
-  if state and string.sub(state, 1, 2) == '0 ' and redis.call('HLEN', keys[1]) == 1 then
-    redis.call('PEXPIRE', keys[1], ENDED_MS)
-  end
-  return {1}
-end
-
--- The holder has given all leases of a session back. KEYS: session.
-local function close(keys)
-  redis.call('DEL', keys[1])
-  return {1}
-end
-
 -- Asks the holder to give a lease back: it hears of every change of this key, which is none.
 -- KEYS: the key.
 local function want(keys)
@@ -288,10 +215,3 @@ redis.register_function{function_name = '@LIBRARY@_release', callback = release}
 redis.register_function{function_name = '@LIBRARY@_seize', callback = seize}
 redis.register_function{function_name = '@LIBRARY@_lease', callback = lease, flags = {'no-writes'}}
 redis.register_function{function_name = '@LIBRARY@_want', callback = want}
-redis.register_function{function_name = '@LIBRARY@_begin', callback = begin}
-redis.register_function{function_name = '@LIBRARY@_append', callback = append}
-redis.register_function{function_name = '@LIBRARY@_session', callback = session, flags = {'no-writes'}}
-redis.register_function{function_name = '@LIBRARY@_contents', callback = contents, flags = {'no-writes'}}
-redis.register_function{function_name = '@LIBRARY@_finish', callback = finish}
-redis.register_function{function_name = '@LIBRARY@_forget', callback = forget}
-redis.register_function{function_name = '@LIBRARY@_close', callback = close}

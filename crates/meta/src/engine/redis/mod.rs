@@ -15,7 +15,6 @@ mod health;
 mod lease;
 mod link;
 mod route;
-mod session;
 mod topology;
 mod url;
 mod watch;
@@ -35,13 +34,12 @@ pub use health::{ServerLog, ServerReport, look_at_servers};
 pub(in crate::engine) use lease::{Answer, Batch, Stopped, Taken};
 use link::{Dial, TimeLimits};
 use route::Cluster;
-pub(in crate::engine) use session::{Append, Share};
 use url::Url;
 use watch::Tracker;
 
 /// The version of the library of server-side functions. One that differs in what it does must have
 /// another: old and new programs then work side by side.
-const LIBRARY: &str = "forebay_3";
+const LIBRARY: &str = "forebay_2";
 
 /// Transactions that one client may have under way.
 const LANES: usize = 256;
@@ -106,8 +104,8 @@ pub struct Redis {
     lanes: Mutex<Lanes>,
     lane_freed: parking_lot::Condvar,
     tracker: Tracker,
-    /// Sessions that were ended, by this process or others.
-    ended: Mutex<lease::EndedSessions>,
+    /// Who did not give leases back.
+    silent: Mutex<lease::SilentProcesses>,
 }
 
 /// Transactions under way: each has a lane, so that a partition must remember only the newest
@@ -163,7 +161,7 @@ impl Redis {
             lane_freed: parking_lot::Condvar::new(),
             name,
             tracker,
-            ended: Mutex::default(),
+            silent: Mutex::default(),
         })
     }
 
@@ -532,7 +530,7 @@ fn library() -> String {
 }
 
 fn function(name: &str, keys: &[String]) -> Cmd {
-    let reads = matches!(name, "read" | "scan" | "lease" | "session" | "contents");
+    let reads = matches!(name, "read" | "scan" | "lease");
     let mut command = redis::cmd(if reads { "FCALL_RO" } else { "FCALL" });
     command.arg(format!("{LIBRARY}_{name}")).arg(keys.len()).arg(keys);
     command
