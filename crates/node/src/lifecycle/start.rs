@@ -26,9 +26,7 @@ use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, Membership};
 use crate::lifecycle::admission;
 use crate::lifecycle::members::{self, Expected};
-use crate::node::{
-    BACKING_SETTING, LEASES, METADATA, Node, OptionalParts, STORE_SETTING, owner_of,
-};
+use crate::node::{BACKING_SETTING, METADATA, Node, OptionalParts, STORE_SETTING, owner_of};
 use crate::pool::Pool;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};

@@ -13,7 +13,6 @@ use forebay_types::Ino;
 
 use super::conflict::Conflict;
 use super::names::os;
-use crate::error::Result;
 use crate::writeback::Writeback;
 
 /// Entries of a directory that are looked at at a time.

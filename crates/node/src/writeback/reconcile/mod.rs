@@ -113,8 +113,8 @@ const UNREADABLE: &str = "copy what can be read of the file and remove it; or, a
     `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
 
 /// What can be done where the backing store has no room.
-const FULL: &str = "the backing store is full, and what it lacks stays on the tiers: make room there (or \
-    raise the quota), and it follows by itself; `forebay sync` waits for it";
+const FULL: &str = "the backing store is full: make room in it, or raise its quota; what it lacks stays \
+    on the tiers and follows by itself";
 
 /// A parent chain or a nest of removed directories deeper than this is not followed.
 const MAX_PARENTS: usize = 2000;
@@ -450,7 +450,11 @@ impl Writeback {
 
     fn note_failure(&self, ino: Ino, error: &NodeError) {
         let told = self.told_failure(error);
-        *self.reconciler.last_error.lock() = Some((ino, self.told_of(ino, &told)));
+        // What the store can't have at all is told where it is told of each such file.
+        if !is_beyond_store(error) {
+            let told = self.told_of(ino, &told);
+            *self.reconciler.last_error.lock() = Some((ino, told));
+        }
         if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
             self.metrics.flush_failures.inc();
         }
@@ -468,15 +472,9 @@ impl Writeback {
 
     fn note_success(&self, ino: Ino) {
         self.forget_refused_place(ino);
-        let mut failures = self.reconciler.failures.lock();
-        failures.remove(&ino.0);
-        let mut last = self.reconciler.last_error.lock();
-        if last.as_ref().is_some_and(|(failed, _)| *failed == ino) {
-            // What else has failed is told in its place.
-            let other = failures.iter().next().map(|(&ino, told)| (Ino(ino), told.clone()));
-            *last = other.map(|(ino, told)| (ino, self.told_of(ino, &told)));
-        }
-        drop((last, failures));
+        self.reconciler.failures.lock().remove(&ino.0);
+        // What else has failed is told when it fails the next time.
+        self.reconciler.last_error.lock().take_if(|(failed, _)| *failed == ino);
         self.let_go_of_rest(ino);
     }
 
