@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::redundancy::Begun;
 
-/// The cluster's part of a file in use: nobody else looks into it.
+/// The cluster's part of a file in use: no lower room looks into it.
 pub(crate) struct FileInCluster {
     /// The version in the backing store that counted at the last open.
     pub(crate) shown: Mutex<Option<Option<Fingerprint>>>,

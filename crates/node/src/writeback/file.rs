@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::staging::Staged;
 
-/// The part of write-back of a file in use: nobody else looks into it.
+/// The part of write-back of a file in use: no lower room looks into it.
 #[derive(Default)]
 pub(crate) struct FileInWriteback {
     /// One at a time copies it to the backing store.
