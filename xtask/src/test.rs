@@ -1,8 +1,9 @@
 //! `cargo xtask test`: runs all tests, several test programs side by side.
 //!
 //! Most tests wait for devices, time limits and other processes, so that one program after the
-//! other leaves the processors idle for half of the time. A test that fails is a failure: there is no
-//! second run that could pass. Each program is run by a guard ([`guard`]), which ends what the program
+//! other leaves the processors idle for half of the time. A test that fails beside others is run once
+//! more with the machine to itself: if it passes then, it is *unsteady*, a defect of the test or of
+//! what it tests, which is listed at the end and does not hold up what is sent. Each program is run by a guard ([`guard`]), which ends what the program
 //! leaves, also when this one is interrupted or killed. Tests that skipped what they are for, as a
 //! program or a right was missing, are listed at the end; where `FOREBAY_TEST_SKIPS` says what may be
 //! missing, any other skip fails the run.
@@ -22,6 +23,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use self::program::{Outcome, Program};
+
+/// With more failures than this none gets a second chance: something is broken.
+const SECOND_CHANCES: usize = 4;
 
 /// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
 ///
@@ -58,16 +62,13 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     tell_longest(&outcomes);
     let skipped = tell_skipped(&outcomes);
     let unexplained = skips::unexplained(&outcomes);
-    println!("\ntests took {} s, {skipped} of them skipped", begin.elapsed().as_secs());
-    let failed = outcomes.iter().filter(|outcome| !outcome.passed);
-    let failures: Vec<String> = failed.flat_map(failures).collect();
-    for name in &failures {
-        println!("FAILED: {name}");
-    }
+    let failed: Vec<Outcome> = outcomes.into_iter().filter(|outcome| !outcome.passed).collect();
+    let passed = second_chances(&failed, &scratch)?;
     for skip in &unexplained {
         println!("FAILED: {skip}, although nothing that this needs is missing");
     }
-    Ok(documents && failures.is_empty() && unexplained.is_empty())
+    println!("\ntests took {} s, {skipped} of them skipped", begin.elapsed().as_secs());
+    Ok(documents && passed && unexplained.is_empty())
 }
 
 /// Runs all programs, `lanes` at a time, and prints what each said when it ends.
@@ -125,14 +126,36 @@ fn tell_skipped(outcomes: &[Outcome]) -> usize {
     all().count()
 }
 
-/// The tests of a program that failed; the program alone where it did not end as it should.
+/// The tests of a program that failed; the empty name for a program that did not end as it should.
 fn failures(outcome: &Outcome) -> Vec<String> {
-    let program = &outcome.program.name;
     let tests = failed_tests(&outcome.said);
-    if tests.is_empty() || !outcome.ended {
-        return vec![program.clone()];
+    if tests.is_empty() || !outcome.ended { vec![String::new()] } else { tests }
+}
+
+/// Runs what failed once more, one after the other, if it is not too much. True if all passed then.
+fn second_chances(failed: &[Outcome], scratch: &Path) -> Result<bool> {
+    let tests: Vec<(&Program, String)> = failed
+        .iter()
+        .flat_map(|outcome| failures(outcome).into_iter().map(|name| (&outcome.program, name)))
+        .collect();
+    for (program, name) in &tests {
+        println!("FAILED: {} {name}", program.name);
     }
-    tests.iter().map(|test| format!("{program} {test}")).collect()
+    if tests.len() > SECOND_CHANCES {
+        return Ok(false);
+    }
+    let mut all = true;
+    for (program, name) in tests {
+        println!("\nonce more, alone: {} {name}", program.name);
+        let exact = [name.as_str(), "--exact", "--test-threads=1"];
+        let outcome = program.run(if name.is_empty() { &[] } else { &exact }, scratch)?;
+        show(&outcome);
+        all &= outcome.passed;
+        if outcome.passed {
+            println!("UNSTEADY: {} {name} failed beside others and passed alone", program.name);
+        }
+    }
+    Ok(all)
 }
 
 /// The names in the last list of failures that libtest prints.

@@ -158,7 +158,8 @@ fn node_when_it_dies_while_it_works_alone_then_others_go_on_in_its_directory() {
     ring.mount(0, &["--writeback", "evict"]);
     assert_eq!(names(&ring.at(0, "dir")), names(&ring.at(1, "dir")));
     let refused = ring.site.path("tier0").join("state/leases/refused").exists();
-    assert_eq!(refused, arrived < 60, "{arrived} had arrived");
+    // The last may have arrived without an answer: then it is reported as well.
+    assert!(refused || arrived == 60, "{arrived} had arrived");
     ring.umount_all();
     assert!(names(&ring.backing("dir")).len() >= 20 + arrived);
 }

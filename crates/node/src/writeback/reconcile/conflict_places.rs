@@ -102,8 +102,11 @@ impl Writeback {
         let beside = self.renamed_beside(conflict.seen.dir_below, split(was_in).0, listed);
         let is_home = |dir: &Vec<u8>| !self.is_missing(&join(dir, ours));
         let moved = [here, beside].into_iter().flatten().find(is_home);
-        let path = moved.map_or_else(|| conflict.path.clone(), |home| join(&home, name));
-        Conflict { path, ..conflict.clone() }
+        let Some(home) = moved else { return conflict.clone() };
+        // Others may have given it another inode here by their rename.
+        let dir = self.find_path(&PathBuf::from(os(&home))).map_or(conflict.seen.dir, |ino| ino.0);
+        let seen = Seen { dir, ..conflict.seen };
+        Conflict { path: join(&home, name), seen, ..conflict.clone() }
     }
 
     /// The directory with a number in the backing store, if others gave it another name in its own one.

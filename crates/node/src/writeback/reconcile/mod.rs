@@ -472,9 +472,21 @@ impl Writeback {
 
     fn note_success(&self, ino: Ino) {
         self.forget_refused_place(ino);
-        self.reconciler.failures.lock().remove(&ino.0);
-        // What else has failed is told when it fails the next time.
-        self.reconciler.last_error.lock().take_if(|(failed, _)| *failed == ino);
+        let is_last = |last: &Option<(Ino, String)>| last.as_ref().is_some_and(|it| it.0 == ino);
+        let was_told = is_last(&self.reconciler.last_error.lock());
+        let other = {
+            let mut failures = self.reconciler.failures.lock();
+            failures.remove(&ino.0);
+            failures.iter().next().map(|(&ino, told)| (Ino(ino), told.clone()))
+        };
+        if was_told {
+            // What else has failed is told in its place. Its path is asked for with nothing locked.
+            let other = other.map(|(ino, told)| (ino, self.told_of(ino, &told)));
+            let mut last = self.reconciler.last_error.lock();
+            if is_last(&last) {
+                *last = other;
+            }
+        }
         self.let_go_of_rest(ino);
     }
 
