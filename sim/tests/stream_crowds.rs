@@ -1,36 +1,14 @@
 //! Streams that come together, or behind each other, under simulated devices and clients.
 
-use forebay_core::streams::admission::{AdmissionConfig, Assurance};
+mod players;
+
+use forebay_core::streams::admission::Assurance;
 use forebay_core::streams::layout::Layout;
-use forebay_core::streams::machine::{Config, Event, Machine, StreamId, Title};
+use forebay_core::streams::machine::{Config, Event, StreamId, Title};
 use forebay_core::streams::rate::Rate;
 use forebay_core::unit::Tick;
-use forebay_sim::streams::device::{Device, DeviceKind};
-use forebay_sim::streams::driver::Driver;
-
-const MB: u64 = 1_000_000;
-const CHUNK: u64 = 16_384;
-
-fn seconds(count: u64) -> Tick {
-    Tick(count * Tick::SECOND)
-}
-
-fn elastic(memory: u64, assurance: Assurance) -> Config {
-    let admission = AdmissionConfig { memory, chunk: CHUNK, assurance, ..Default::default() };
-    Config { admission, request: 16 << 20, interval: 0, ..Default::default() }
-}
-
-fn driver(config: Config, kind: DeviceKind, seed: u64) -> Driver {
-    let chunk = config.admission.chunk;
-    let machine = Machine::new(kind.profile(), config).expect("a configuration");
-    Driver::new(machine, Device::new(kind, seed), chunk)
-}
-
-/// So many titles over the whole device.
-fn titles(count: u64, bytes: u64, kind: DeviceKind) -> Vec<Layout> {
-    let step = kind.profile().capacity / count;
-    (0..count).map(|at| Layout::contiguous(at * step, bytes).expect("a layout")).collect()
-}
+use forebay_sim::streams::device::DeviceKind;
+use players::{MB, driver, elastic, seconds, titles};
 
 #[test]
 fn crowd_that_comes_at_once_with_a_statistical_guarantee_then_as_many_as_start_soon_are_taken() {

@@ -1,43 +1,22 @@
 //! The round machine under simulated devices and clients.
 
+mod players;
+
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use forebay_core::streams::admission::{AdmissionConfig, Assurance};
+use forebay_core::streams::admission::Assurance;
 use forebay_core::streams::layout::Layout;
-use forebay_core::streams::machine::{Config, Event, Machine, Rounds, Scheme, StreamId, Title};
+use forebay_core::streams::machine::{Config, Event, Rounds, Scheme, StreamId, Title};
 use forebay_core::streams::rate::Rate;
 use forebay_core::unit::Tick;
-use forebay_sim::streams::device::{Device, DeviceKind};
+use forebay_sim::streams::device::DeviceKind;
 use forebay_sim::streams::driver::Driver;
 use forebay_sim::streams::{StreamsArgs, admitted, figures, ring, truth};
+use players::{MB, driver, elastic, seconds, titles};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-
-const MB: u64 = 1_000_000;
-const CHUNK: u64 = 16_384;
-
-fn seconds(count: u64) -> Tick {
-    Tick(count * Tick::SECOND)
-}
-
-fn elastic(memory: u64, assurance: Assurance) -> Config {
-    let admission = AdmissionConfig { memory, chunk: CHUNK, assurance, ..Default::default() };
-    Config { admission, request: 16 << 20, interval: 0, ..Default::default() }
-}
-
-fn driver(config: Config, kind: DeviceKind, seed: u64) -> Driver {
-    let chunk = config.admission.chunk;
-    let machine = Machine::new(kind.profile(), config).expect("a configuration");
-    Driver::new(machine, Device::new(kind, seed), chunk)
-}
-
-/// So many titles over the whole device.
-fn titles(count: u64, bytes: u64, kind: DeviceKind) -> Vec<Layout> {
-    let step = kind.profile().capacity / count;
-    (0..count).map(|at| Layout::contiguous(at * step, bytes).expect("a layout")).collect()
-}
 
 #[test]
 fn deterministic_maximum_on_table_1_then_no_glitch_even_with_the_longest_access_times() {

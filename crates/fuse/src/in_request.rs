@@ -22,7 +22,11 @@ pub fn note_panic() -> bool {
     if let Some(work) = forebay_node::background_work_in_hand() {
         crate::recovery_journal::note_work(work);
         let (kind, number) = (work.kind(), work.number);
-        tracing::error!(?kind, number, "background work failed; the next daemon leaves it out");
+        tracing::error!(
+            ?kind,
+            number,
+            "background work panicked; the next daemon does not begin this piece of it"
+        );
     }
     SERVING.get()
 }

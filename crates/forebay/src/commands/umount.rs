@@ -33,7 +33,7 @@ const OTHERS_LIMIT: Duration = Duration::from_secs(15);
 /// After this long it is looked whether it is bound to other places.
 const BOUND_LIMIT: Duration = Duration::from_secs(2);
 
-/// For how long a mount that is in use by nobody who is to be seen is tried again.
+/// For how long the unmount is tried again while the mount is busy and no process is seen to use it.
 const BUSY_LIMIT: Duration = Duration::from_secs(3);
 
 /// Unmounts.
@@ -145,8 +145,8 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
 }
 
-/// Has the daemon end. Who uses the mount and is not to be seen is most often about to end, or only looks
-/// at it, so that it is tried again for a while.
+/// Has the daemon end. If the mount is busy and no process is seen to use it, the one that does is most
+/// often about to end: then this is tried again for a while.
 fn shut_down(client: &mut Client, how: Shutdown, limit: Duration) -> Result<(), Error> {
     let until = Instant::now() + BUSY_LIMIT;
     loop {

@@ -459,7 +459,7 @@ impl<'a> Draft<'a> {
         if number(before) != number(after) {
             // Of two inodes of one number the one that comes first in a transaction has the mark.
             let mut free = |number: &u64| self.numbers.insert(*number);
-            // After a rename by others the new name's inode has it.
+            // Others may have renamed the file: then the mark is that of the inode with the new name.
             let own = |number: &u64| {
                 store.is_gathered()
                     || store.known_by_number(*number).is_ok_and(|known| known == Some(ino))

@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
-use crate::defects::BackgroundKind;
-use crate::defects::Step;
+use crate::defects::{BackgroundKind, Step};
 use crate::residency::Residency;
 
 /// Files that may wait; more are taken away by those who remove them.

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::defects::BackgroundKind;
-use crate::defects::Step;
+use crate::defects::{BackgroundKind, Step};
 use crate::error::NodeError;
 use crate::residency::files::FileRef;
 use crate::writeback::Writeback;
