@@ -191,7 +191,7 @@ pub fn stored() -> Option<Stored> {
             }
         }
         Err(reason) => {
-            eprintln!("forebay: {reason}: mounting anew");
+            crate::commands::tell(&format!("{reason}: mounting anew"));
             names.iter().for_each(|name| remove(name));
             // The manager's copies keep the old mount alive, and its users waiting.
             let _ = barrier();

@@ -10,6 +10,8 @@
 //! - `post`, `bell`, `wire`: envelopes between processes.
 //! - `runtime`: what a process has once; [`ffi`]: what the shim calls.
 
+use std::io::Write as _;
+
 mod bell;
 mod disk;
 pub mod ffi;
@@ -51,7 +53,7 @@ impl Error {
     }
 }
 
-/// A line for the user.
+/// A line for the user, whose program goes on whether it is read or not.
 pub(crate) fn say(line: &str) {
-    eprintln!("forebay: {line}");
+    let _ = writeln!(std::io::stderr().lock(), "forebay: {line}");
 }

@@ -93,6 +93,33 @@ fn extended_attribute_that_the_store_can_not_have_when_it_is_set_then_refused() 
     assert!(refused(&rig).is_empty());
 }
 
+#[test]
+fn file_longer_than_the_store_can_have_when_made_so_then_refused() {
+    const MOST: u64 = (1 << 33) + 4097;
+    let by = Limited::new(|operation, bytes, _| match operation {
+        Operation::SetLen if bytes > MOST => Verdict::Fail(libc::EFBIG),
+        _ => Verdict::Pass,
+    });
+    let rig = rig(&by);
+    let is_too_long = |outcome: Result<(), NodeError>| {
+        assert!(
+            matches!(outcome, Err(NodeError::Posix(errno)) if errno.raw_os_error() == libc::EFBIG),
+            "{outcome:?}"
+        );
+    };
+    rig.put("file", b"bytes");
+    let fh = rig.open("file", libc::O_RDWR);
+    let node = rig.node();
+    is_too_long(node.write(&CONTEXT, fh, MOST - 2, b"abc").map(drop));
+    is_too_long(node.write(&CONTEXT, fh, 1 << 62, b"a").map(drop));
+    is_too_long(node.fallocate(&CONTEXT, fh, MOST, 1, 0));
+    assert_eq!(rig.size("file"), 5);
+    node.write(&CONTEXT, fh, MOST - 3, b"abc").unwrap();
+    node.release(fh);
+    assert_eq!(drain(&rig), Remaining::default());
+    assert!(refused(&rig).is_empty());
+}
+
 /// Gives a file attributes that fit one by one, and then a store in which they do not.
 fn with_attributes_that_do_not_fit(rig: &Rig, by: &Limited, name: &str) {
     by.lift();

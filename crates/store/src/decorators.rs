@@ -172,7 +172,8 @@ macro_rules! intercept_bytes {
                 })
             }
             fn set_len(&self, len: u64) -> crate::Result<()> {
-                ask_and(&self.by, Operation::SetLen, self.inner.label(), || self.inner.set_len(len))
+                let operation = (Operation::SetLen, len);
+                ask_about(&self.by, operation, self.inner.label(), || self.inner.set_len(len))
             }
             fn stat(&self) -> crate::Result<crate::Attributes> {
                 ask_and(&self.by, Operation::Stat, self.inner.label(), || self.inner.stat())

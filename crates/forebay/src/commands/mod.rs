@@ -181,7 +181,8 @@ pub(crate) fn warn(text: &str) {
 
 /// Prints to standard error what people should know.
 pub(crate) fn tell(text: &str) {
-    eprintln!("forebay: {}", printable::lines(text));
+    // Somebody who does not listen any more is no error.
+    let _ = writeln!(io::stderr().lock(), "forebay: {}", printable::lines(text));
 }
 
 /// The mount point and backing store without symbolic links, as the daemon must know them.

@@ -305,7 +305,7 @@ fn status(args: &StreamStatusArgs) -> Result<u8, Error> {
     if let Some(address) = args.listen {
         let path = socket_path(&dir, address);
         if !path.exists() {
-            eprintln!("forebay: no stream server at {address}");
+            super::tell(&format!("no stream server at {address}"));
             return Ok(Exit::NotMounted.code());
         }
         answers.push(ask(&path)?);

@@ -274,8 +274,9 @@ fn may_have_names(found: &Found) -> bool {
 }
 
 /// Backing inode numbers are used again after a removal: an object counts as the same if it is of
-/// the same type and has the same size and modification time. One that was imported with several
-/// names, and was changed here, may have another time: a worker may be writing it.
+/// the same type and was born at the same time, or, where births are not known, has the same size and
+/// modification time. One that was imported with several names, and was changed here, may have another
+/// time: a worker may be writing it.
 fn is_same_file(record: &Record, found: &Found) -> bool {
     let number = found.fingerprint.ino;
     let known = record.backing.fingerprint;
@@ -285,8 +286,14 @@ fn is_same_file(record: &Record, found: &Found) -> bool {
         let same = print.size == found.fingerprint.size && print.mtime == found.fingerprint.mtime;
         same && print.ino == number
     });
+    let same_birth = known.is_some_and(|print| {
+        print.born != Timestamp::default()
+            && print.born == found.fingerprint.born
+            && print.ino == number
+    });
     let may_be_written = record.hard_link == Some(number) && record.differs();
-    record.attr.kind == found.attr.kind && same_inode && (unchanged || may_be_written)
+    let proven = same_birth || unchanged || may_be_written;
+    record.attr.kind == found.attr.kind && same_inode && proven
 }
 
 fn imported_record(ino: Ino, found: &Found, link: Link) -> Record {

@@ -29,8 +29,10 @@ impl Throttled {
 }
 
 impl Interceptor for Throttled {
-    fn before(&self, _: Operation, bytes: u64) -> Verdict {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
         let never = Cancel::default();
+        // A length is none that is moved.
+        let bytes = if operation == Operation::SetLen { 0 } else { bytes };
         std::thread::sleep(self.latency);
         // Without a cancel there is nothing that could fail.
         let _ = self.operations.take(1, &never);

@@ -2,7 +2,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Interceptor, Operation, Verdict, ask, ask_and, intercept_bytes};
+use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
 use crate::{
     Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId, TierLock, TierUsage,
 };

@@ -213,7 +213,8 @@ impl Writeback {
     }
 
     /// As [`Writeback::compare`], of a file with several names: by one under which it still stands. What
-    /// others did to the other names the listings of their directories find.
+    /// others did to the other names the listings of their directories find
+    /// ([`Writeback::take_over_name`]).
     fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
         let known = record.backing.fingerprint;
         for link in record.backing.links.iter().take(MAX_NAMES) {
@@ -447,7 +448,8 @@ impl Writeback {
     fn list_again(&self, dir: Ino, handle: &Dir) -> Result<()> {
         // What could not be compared, for a worker may be at it: its record may be in line again, and the
         // directory look as it did, without anybody having looked at the name.
-        let (mut seen, mut open) = (NamesSeen::new(), false);
+        let mut seen = NamesSeen::new();
+        let mut open = !self.compare_listed_directory(dir, handle)?;
         self.import_all(dir, handle, &mut |found| {
             for found in found {
                 seen.add(&found.name);
@@ -455,7 +457,7 @@ impl Writeback {
                     Some(record) => {
                         // The name here may go without ever having been there.
                         open |= self.hides(dir, &record, found)?;
-                        open |= !self.compare_listed(&record, found)?;
+                        open |= !self.compare_listed(dir, &record, found)?;
                     }
                     None => {
                         // It is not imported while a removed inode still claims the name.
@@ -582,18 +584,27 @@ impl Writeback {
     }
 
     /// A listed entry looks different from what is known: looks again with nobody at it, since the
-    /// listing may be older than a worker's doing. False if it is of another type than what is known
-    /// and that could not be taken over, as somebody is at it. (Of a file, its next open compares.)
-    pub(crate) fn compare_listed(&self, record: &Record, found: &Found) -> Result<bool> {
+    /// listing may be older than a worker's doing. False if it is of another type than what is known, or
+    /// one of several names that others have given to another file, and that could not be taken over, as
+    /// somebody is at it. (Of a file with one name, its next open compares.)
+    pub(crate) fn compare_listed(&self, dir: Ino, record: &Record, found: &Found) -> Result<bool> {
         let same_kind = record.attr.kind == found.attr.kind;
-        if record.differs()
-            || record.backing.fingerprint == Some(found.fingerprint)
-            || record.is_directory() && same_directory(record, found)
-        {
+        // The look at a directory's own entries has its times, but not its mode and owner.
+        let as_known = match record.is_directory() && same_kind {
+            true => same_directory(record, found),
+            false => record.backing.fingerprint == Some(found.fingerprint),
+        };
+        if as_known {
             return Ok(same_kind);
+        }
+        let is_given_away = self.is_given_away(record, found)?;
+        if record.differs() {
+            return Ok(same_kind && !is_given_away);
         }
         let compared = if record.is_directory() && same_kind {
             self.compare_directory(record, found)
+        } else if is_given_away {
+            self.take_over_name(&Link::new(dir, found.name.clone()), record.ino)
         } else {
             self.compare(record.ino).map(|_| same_kind)
         };
@@ -602,6 +613,68 @@ impl Writeback {
             Err(NodeError::Posix(Errno::STALE) | NodeError::Meta(MetaError::Stale(_))) => Ok(true),
             compared => compared,
         }
+    }
+
+    /// Whether a name of a file seems to be another inode's now, whose record can't be that of this one:
+    /// the file stands under other names still, or the other inode is known by another name.
+    fn is_given_away(&self, record: &Record, found: &Found) -> Result<bool> {
+        let Some(known) = record.backing.fingerprint else { return Ok(false) };
+        if record.is_directory() || known.same_inode(&found.fingerprint) {
+            return Ok(false);
+        }
+        if record.backing.links.len() > 1 {
+            return Ok(true);
+        }
+        if found.attr.nlink < 2 {
+            return Ok(false);
+        }
+        let other = self.meta.known_by_number(found.fingerprint.ino)?;
+        let Some(other) = other.filter(|other| *other != record.ino) else { return Ok(false) };
+        let print = self.record_if_any(other)?.and_then(|other| other.backing.fingerprint);
+        Ok(print.is_some_and(|print| print.same_inode(&found.fingerprint)))
+    }
+
+    /// Others have given a name of a file to another inode, as a rename over it does: the name goes, and
+    /// comes again with what it means now. False if that is not for certain, or can't be done yet.
+    fn take_over_name(&self, link: &Link, ino: Ino) -> Result<bool> {
+        let Some(_owned) = self.own(ino, Duration::ZERO) else { return Ok(false) };
+        let record = self.meta.get(ino)?;
+        if record.differs() || record.queued.is_some() {
+            return Ok(false);
+        }
+        if !record.backing.links.contains(link) {
+            return Ok(true);
+        }
+        // Not in a directory that was removed, moved or made anew since it was opened.
+        let Some(way) = self.way_at_rest(link.parent)? else { return Ok(false) };
+        self.handle_is_dead(link.parent);
+        match self.look_under(link) {
+            Ok(found) if !self.is_given_away(&record, &found)? => return Ok(true),
+            Ok(_) => {}
+            Err(error) if error.class() == Some(ErrorClass::NotFound) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if self.way_at_rest(link.parent)?.is_none_or(|now| now != way) {
+            return Ok(false);
+        }
+        tracing::debug!(%ino, "others have given one of its names to another file");
+        self.take_away(link, ino)?;
+        let imported = self.import_name(link.parent, &link.name)?;
+        Ok(imported.is_some_and(|record| record.backing.links.contains(link)))
+    }
+
+    /// Takes over the mode and owner that others gave to a directory that is about to be listed. False if
+    /// somebody is at it.
+    fn compare_listed_directory(&self, dir: Ino, handle: &Dir) -> Result<bool> {
+        let record = self.meta.get(dir)?;
+        let found = self.found(handle, b"", &self.backing.stat(handle, OsStr::new(""))?)?;
+        let known = record.backing.fingerprint;
+        let is_another =
+            known.is_some_and(|print| print.ino != 0 && !print.same_inode(&found.fingerprint));
+        if record.differs() || is_another || same_directory(&record, &found) {
+            return Ok(true);
+        }
+        self.compare_directory(&record, &found)
     }
 
     /// A directory has other attributes, or is another one: its entries are looked at when they are

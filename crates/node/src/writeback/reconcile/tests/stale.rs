@@ -293,7 +293,7 @@ fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on
         }
         bench.drained();
         assert!(bench.node.meta.get(ino).is_err(), "nothing is left of it");
-        bench.node.writeback.compare_listed(&record, &found).expect("nobody's failure");
+        bench.node.writeback.compare_listed(Ino::ROOT, &record, &found).expect("nobody's failure");
     }
 }
 

@@ -172,6 +172,169 @@ fn hard_link_made_by_others_and_not_found_yet_when_the_file_is_written_then_show
     assert_eq!(bench.names("").len(), 2);
 }
 
+/// Lists a directory as when its freshness has run out.
+fn listed_anew(bench: &Bench, dir: Ino) {
+    bench.node.writeback.time_passes(dir);
+    bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
+}
+
+/// The inode of a path and the version of it that counts, once an open has compared it.
+fn looked_at(bench: &Bench, path: &str) -> Arc<Record> {
+    let (dir, name) = bench.split(path);
+    let record = bench.find(dir, name).expect("known");
+    bench.node.writeback.doubt_version(record.ino);
+    bench.node.writeback.revalidate(&Context::DAEMON, record).expect("it is there")
+}
+
+/// What is known of these paths is what the backing store has: names of one inode there are names of one
+/// here, with its count of names, its length and its mode.
+fn all_as_below(bench: &Bench, paths: &[&str]) {
+    let shown: Vec<_> = paths
+        .iter()
+        .map(|path| {
+            let (known, found) = (looked_at(bench, path), fs::metadata(bench.root.join(path)));
+            let found = found.expect("there");
+            assert_eq!(known.attr.size, found.len(), "{path}");
+            assert_eq!(u64::from(known.attr.nlink), found.nlink(), "{path}");
+            (known.ino, found.ino())
+        })
+        .collect();
+    for (path, (here, below)) in paths.iter().zip(&shown) {
+        for (other, (here_too, below_too)) in paths.iter().zip(&shown) {
+            assert_eq!(here == here_too, below == below_too, "{path} and {other}");
+        }
+    }
+    let report = bench.node.meta.check(false).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.violations);
+    assert_eq!(bench.node.writeback.conflicts().0, 0);
+}
+
+/// A directory with a file of two names and one of one name, all known, and nothing in the backlog.
+fn linked_pair(made_below: bool) -> (Bench, Ino) {
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    let file = |name: &str| bench.root.join("dir").join(name);
+    if made_below {
+        fs::write(file("one"), b"old").expect("written");
+        fs::write(file("single"), b"a single one").expect("written");
+    } else {
+        bench.write("dir/one", b"old");
+        bench.write("dir/single", b"a single one");
+        bench.drained();
+    }
+    fs::hard_link(file("one"), file("two")).expect("linked");
+    listed_anew(&bench, dir);
+    all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
+    (bench, dir)
+}
+
+#[test]
+fn name_of_several_when_others_put_another_file_there_then_that_file_and_the_rest_stays() {
+    for (made_below, name, other) in
+        [(true, "one", "two"), (true, "two", "one"), (false, "one", "two"), (false, "two", "one")]
+    {
+        let (bench, dir) = linked_pair(made_below);
+        fs::write(bench.root.join("new"), b"the new one").expect("written");
+        fs::rename(bench.root.join("new"), bench.root.join("dir").join(name)).expect("moved");
+        listed_anew(&bench, dir);
+        all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
+        let path = format!("dir/{name}");
+        bench.write(&path, b"written here");
+        bench.drained();
+        assert_eq!(bench.read(&path), b"written here");
+        assert_eq!(bench.read(&format!("dir/{other}")), b"old");
+        listed_anew(&bench, dir);
+        all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
+    }
+}
+
+#[test]
+fn name_of_several_when_others_remove_it_and_make_another_file_then_that_file() {
+    let (bench, dir) = linked_pair(true);
+    fs::remove_file(bench.root.join("dir/one")).expect("removed");
+    fs::write(bench.root.join("dir/one"), b"made anew").expect("written");
+    listed_anew(&bench, dir);
+    all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
+}
+
+#[test]
+fn name_when_others_make_it_one_of_another_known_file_then_both_are_one() {
+    for (from, to) in [("single", "one"), ("one", "single"), ("two", "single")] {
+        for made_below in [false, true] {
+            let (bench, dir) = linked_pair(made_below);
+            fs::hard_link(bench.root.join("dir").join(from), bench.root.join("new")).expect("made");
+            fs::rename(bench.root.join("new"), bench.root.join("dir").join(to)).expect("moved");
+            listed_anew(&bench, dir);
+            all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
+        }
+    }
+}
+
+#[test]
+fn hard_link_made_by_others_when_they_write_to_it_before_it_is_found_then_another_name() {
+    // Found by a listing that shows the known name as well, and by a look-up.
+    for link in ["dir/zero", "link"] {
+        let (bench, dir) = linked_pair(true);
+        fs::hard_link(bench.root.join("dir/single"), bench.root.join(link)).expect("linked");
+        fs::write(bench.root.join(link), b"another length of it").expect("written");
+        assert!(bench.find(Ino::ROOT, "link").is_some() || link != "link");
+        listed_anew(&bench, dir);
+        all_as_below(&bench, &["dir/one", "dir/two", "dir/single", link]);
+    }
+}
+
+#[test]
+fn directory_when_others_change_its_mode_then_known_whichever_is_listed_first() {
+    let mode = |bench: &Bench, dir: Ino| bench.node.meta.get(dir).expect("known").attr.perm;
+    for (first, second) in [("", "dir"), ("dir", "")] {
+        let bench = Bench::new();
+        let dir = bench.mkdir("dir");
+        bench.write("dir/file", b"x");
+        bench.drained();
+        for path in ["", "dir"] {
+            listed_anew(&bench, bench.dir(path));
+        }
+        for path in ["", "dir"] {
+            let path = bench.root.join(path);
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("changed");
+        }
+        for path in [first, second] {
+            listed_anew(&bench, bench.dir(path));
+        }
+        assert_eq!((mode(&bench, dir), mode(&bench, Ino::ROOT)), (0o700, 0o700));
+        // And what an earlier program left behind: its times are known, and its mode is not.
+        let forgets = |record: &mut Record| {
+            record.attr.perm = 0o755;
+            Queue::No
+        };
+        bench.node.meta.update(dir, None, forgets).expect("there");
+        bench.node.writeback.list_now(Ino::ROOT).expect("listed");
+        assert_eq!(mode(&bench, dir), 0o700);
+    }
+}
+
+#[test]
+fn name_of_several_when_written_here_and_replaced_by_others_then_nothing_is_lost() {
+    for (name, other) in [("one", "two"), ("two", "one")] {
+        let (bench, dir) = linked_pair(true);
+        let ino = bench.find(dir, "one").expect("known").ino;
+        fs::write(bench.root.join("new"), b"the new one").expect("written");
+        fs::rename(bench.root.join("new"), bench.root.join("dir").join(name)).expect("moved");
+        bench.fill(ino, b"ours");
+        listed_anew(&bench, dir);
+        bench.drained();
+        listed_anew(&bench, dir);
+        // What others put there stays theirs, and what was written here is under the other name.
+        assert_eq!(bench.read(&format!("dir/{name}")), b"the new one");
+        assert_eq!(bench.read(&format!("dir/{other}")), b"ours");
+        let report = bench.node.meta.check(false).expect("checked");
+        assert!(report.is_clean(), "{:?}", report.violations);
+        assert_eq!(looked_at(&bench, &format!("dir/{name}")).attr.size, 11);
+        assert_eq!(looked_at(&bench, &format!("dir/{other}")).attr.size, 4);
+    }
+}
+
 /// Makes a file that is younger than another one, as whatever gets the number of a removed file later
 /// is: a file system tells births apart that are some milliseconds apart.
 fn later_born(bench: &Bench, name: &str, than: &str) {
