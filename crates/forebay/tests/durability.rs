@@ -119,6 +119,54 @@ fn synchronous_writes_when_durability_is_backing_then_outlive_everything_local()
     }
 }
 
+/// Stores bytes at the beginning of a file through a mapping, and waits until they are durable.
+fn store_by_mapping(file: &File, bytes: &[u8]) {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    const LEN: usize = 4096;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the mapping is new, as long as the file, and gone at the end of this function.
+    unsafe {
+        let at = mmap(std::ptr::null_mut(), LEN, prot, MapFlags::SHARED, file, 0).unwrap();
+        at.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        msync(at, LEN, MsyncFlags::SYNC).unwrap();
+        munmap(at, LEN).unwrap();
+    }
+}
+
+/// Of files that are resident, which the kernel could write by itself, beside a reader and alone.
+#[test]
+fn known_file_when_durability_is_backing_then_no_kind_of_sync_leaves_anything_local() {
+    if !can_mount() {
+        return;
+    }
+    for passthrough in ["read", "readwrite"] {
+        let site = mounted(passthrough, "backing");
+        let (mnt, below) = (site.path("mnt/known"), site.path("backing/known"));
+        let starts = |with: &[u8]| fs::read(&below).unwrap().starts_with(with);
+        fs::read(&mnt).unwrap();
+        for beside_a_reader in [false, true] {
+            let _reader = beside_a_reader.then(|| File::open(&mnt).unwrap());
+            let open = |flag| {
+                let mut options = OpenOptions::new();
+                options.read(true).write(true).custom_flags(flag).open(&mnt).unwrap()
+            };
+            let what = format!("passthrough {passthrough}, {beside_a_reader}");
+            for (flag, bytes) in [(libc::O_SYNC, b"by sync"), (libc::O_DSYNC, b"by data")] {
+                open(flag).write_all_at(bytes, 0).unwrap();
+                assert!(starts(bytes), "{what}");
+            }
+            let file = open(0);
+            store_by_mapping(&file, b"mapped");
+            assert!(starts(b"mapped"), "{what}");
+            let piece = [std::io::IoSlice::new(b"flagged")];
+            let flags = rustix::io::ReadWriteFlags::DSYNC;
+            assert_eq!(rustix::io::pwritev2(&file, &piece, 0, flags).unwrap(), 7);
+            assert!(starts(b"flagged"), "{what}");
+        }
+        site.umount();
+    }
+}
+
 /// The other level of the table: nothing but the tier is waited for, and that outlives the daemon.
 #[test]
 fn fsync_when_durability_is_local_then_it_does_not_wait_for_the_backing_store() {

@@ -154,7 +154,7 @@ pub const SETTINGS: &[Setting] = &[
         "durability",
         "LEVEL",
         Some("local"),
-        "What fsync and close promise to survive: `local` (the daemon killed, the node rebooted, if the tier is not in memory) or `backing` (everything local lost).",
+        "What fsync promises to survive: `local` (the daemon killed, the node rebooted, if the tier is not in memory) or `backing` (everything local lost).",
     ),
     one(
         "passthrough",

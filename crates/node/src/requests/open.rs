@@ -327,12 +327,14 @@ impl Node {
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
         let write = how.writes();
+        let copied = write && self.copies_what_is_synced(record)?;
         let location = file.location.read();
         let mut opens = file.opens.lock();
         self.residency.turn_if_replaced(&mut opens, location.place.as_ref(), record)?;
         check_alias(&mut opens, how)?;
         self.busiest.count(file.ino.0);
-        let (mut mode, promised) = self.choose_mode(file, &location, &mut opens, record, how);
+        let (mut mode, promised) =
+            self.choose_mode(file, &location, &mut opens, record, how, copied);
         let alias = opens.now.number;
         let mut seen = Seen::default();
         if let OpenMode::Cached { keep } = &mut mode {
@@ -405,7 +407,8 @@ impl Node {
     /// The mode of a new open beside those that live. The kernel's rules: cached and passthrough
     /// opens of one inode exclude each other; all passthrough opens share one registration; direct
     /// opens go with everything that was there before them, except passthrough, beside which only
-    /// another passthrough (also with direct reads and writes) may come.
+    /// another passthrough (also with direct reads and writes) may come. `copied` says of a writer that
+    /// what is synced must reach other nodes first: what the kernel makes durable without asking does not.
     fn choose_mode(
         &self,
         file: &File,
@@ -413,6 +416,7 @@ impl Node {
         opens: &mut Opens,
         record: &Record,
         how: Use,
+        copied: bool,
     ) -> (OpenMode, Option<(u8, u64)>) {
         let write = how.writes();
         if let Some(registered) = &opens.now.registered {
@@ -420,7 +424,7 @@ impl Node {
             if !write {
                 return (OpenMode::Passthrough { id }, None);
             }
-            if registered.bypass || self.appends_itself(how) {
+            if registered.bypass || copied || self.appends_itself(how) {
                 return (OpenMode::PassthroughDirect { id }, None);
             }
             return match self.promise_to_writer(file, location) {
@@ -440,6 +444,9 @@ impl Node {
         }
         if opens.now.cached > 0 {
             return (self.served(RefusalReason::MixedOpen, true, write), None);
+        }
+        if copied {
+            return (self.served(RefusalReason::Durability, true, true), None);
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;

@@ -18,7 +18,7 @@ use forebay_store::{BackingFile, Bytes, Tier, TierLock};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
-use crate::config::NodeConfig;
+use crate::config::{Durability, NodeConfig};
 use crate::context::GivenUp;
 use crate::defects::Defects;
 use crate::error::Result;
@@ -221,6 +221,11 @@ impl Residency {
     pub fn passthrough_refusal(&self) -> Option<RefusalReason> {
         if self.config.passthrough == crate::Passthrough::Off {
             return Some(RefusalReason::Off);
+        }
+        // What the kernel makes durable without asking, for `O_DSYNC` and by `msync`, is so on the tier
+        // alone. A reader's registration would let the kernel map the object for writers, too.
+        if self.config.durability == Durability::Backing && !self.config.read_only {
+            return Some(RefusalReason::Durability);
         }
         match self.kernel.get() {
             None => Some(RefusalReason::NoKernel),

@@ -39,6 +39,11 @@ impl Node {
         Ok(said.unwrap_or(cluster.config.redundancy))
     }
 
+    /// Whether a sync of a file waits until other nodes have what was written.
+    pub(crate) fn copies_what_is_synced(&self, record: &Record) -> Result<bool> {
+        Ok(self.is_clustered() && (record.copied || self.redundancy_of(record)?.waits()))
+    }
+
     fn said_of(&self, record: &Record) -> Result<Option<Redundancy>> {
         match record.xattrs {
             XattrState::Some => {

@@ -280,7 +280,11 @@ impl Writeback {
     /// Takes over what the backing store says now about a clean inode that the caller owns.
     fn take_in(&self, record: &Arc<Record>, found: &Found) -> Result<Arc<Record>> {
         let ino = record.ino;
-        if found.attr.kind != record.attr.kind {
+        // The kernel keeps what a link or a device is for as long as the inode lives.
+        let is_special = !matches!(record.attr.kind, FileKind::Regular | FileKind::Directory);
+        let known = record.backing.fingerprint;
+        let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint));
+        if found.attr.kind != record.attr.kind || is_special && is_another {
             // Another object of the same name: the old one is gone.
             if let Some(link) = record.links.first() {
                 self.take_away(link, ino)?;
@@ -295,14 +299,14 @@ impl Writeback {
             // it may have changed the bytes. First the copy goes, so that none is ever taken for the
             // version that the record names.
             tracing::debug!(?record, ?found.fingerprint, "another version is taken in");
-            let is_file = record.attr.kind == FileKind::Regular;
-            if is_file {
+            if record.attr.kind == FileKind::Regular {
                 self.copy_is_stale(ino);
             }
             match self.meta.refresh(ino, found, &|ino| self.residency.is_unsettled(ino))? {
                 Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
                 Refreshed::Updated(now) => {
-                    self.residency.forget_object(ino, is_file);
+                    // Of a link, too, the kernel keeps where it leads.
+                    self.residency.forget_object(ino, !record.is_directory());
                     now
                 }
             }
@@ -478,6 +482,8 @@ impl Writeback {
                 let link = Link::new(dir, item.entry.name.clone());
                 if !seen.may_contain(&link.name) && item.record.backing.links.contains(&link) {
                     open |= !self.confirm_gone(handle, &link, item.record.ino)?;
+                    // Where some are gone, another may pass for one that is there.
+                    open |= seen.is_crowded();
                 }
             }
         }
@@ -663,17 +669,24 @@ impl Writeback {
         Ok(imported.is_some_and(|record| record.backing.links.contains(link)))
     }
 
-    /// Takes over the mode and owner that others gave to a directory that is about to be listed. False if
-    /// somebody is at it.
+    /// Takes over the mode, owner and extended attributes that others gave to a directory that is about to
+    /// be listed. False if somebody is at it.
     fn compare_listed_directory(&self, dir: Ino, handle: &Dir) -> Result<bool> {
         let record = self.meta.get(dir)?;
-        let found = self.found(handle, b"", &self.backing.stat(handle, OsStr::new(""))?)?;
+        let mut found = self.found(handle, b"", &self.backing.stat(handle, OsStr::new(""))?)?;
         let known = record.backing.fingerprint;
         let is_another =
             known.is_some_and(|print| print.ino != 0 && !print.same_inode(&found.fingerprint));
-        if record.differs() || is_another || same_directory(&record, &found) {
+        // Its entries have not changed, but something of the directory has: an extended attribute, perhaps.
+        let is_touched = known.is_some_and(|print| {
+            print.mtime == found.fingerprint.mtime && print.ctime != found.fingerprint.ctime
+        });
+        if record.differs() || is_another || same_directory(&record, &found) && !is_touched {
             return Ok(true);
         }
+        // Its times follow what was done to its entries here.
+        let times = (record.attr.atime, record.attr.mtime, record.attr.ctime);
+        (found.attr.atime, found.attr.mtime, found.attr.ctime) = times;
         self.compare_directory(&record, &found)
     }
 

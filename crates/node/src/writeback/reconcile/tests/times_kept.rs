@@ -256,6 +256,28 @@ fn name_of_several_when_others_remove_it_and_make_another_file_then_that_file() 
     fs::write(bench.root.join("dir/one"), b"made anew").expect("written");
     listed_anew(&bench, dir);
     all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
+    fs::write(bench.root.join("dir/two"), b"another").expect("written");
+    fs::rename(bench.root.join("dir/two"), bench.root.join("dir/one")).expect("moved");
+    listed_anew(&bench, dir);
+    all_as_below(&bench, &["dir/one", "dir/single"]);
+    assert!(bench.find(dir, "two").is_none());
+}
+
+#[test]
+fn link_when_others_point_it_elsewhere_then_another_inode_as_the_kernel_keeps_where_it_leads() {
+    use std::os::unix::fs::symlink;
+    let bench = Bench::new();
+    let link = bench.root.join("link");
+    symlink("target1", &link).expect("made");
+    let ino = bench.find(Ino::ROOT, "link").expect("known").ino;
+    bench.node.writeback.list_now(Ino::ROOT).expect("listed");
+    listed_anew(&bench, Ino::ROOT);
+    symlink("target2", bench.root.join("new")).expect("made");
+    fs::rename(bench.root.join("new"), &link).expect("moved");
+    listed_anew(&bench, Ino::ROOT);
+    let found = bench.find(Ino::ROOT, "link").expect("known");
+    assert_eq!(found.target.as_deref(), Some(&b"target2"[..]));
+    assert_ne!(found.ino, ino);
 }
 
 #[test]
@@ -296,13 +318,22 @@ fn directory_when_others_change_its_mode_then_known_whichever_is_listed_first() 
             listed_anew(&bench, bench.dir(path));
         }
         for path in ["", "dir"] {
+            let ino = bench.dir(path);
+            bench.node.writeback.import_xattrs(&Context::DAEMON, ino).expect("read");
             let path = bench.root.join(path);
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&path, "user.by-others", b"1", flags).expect("set");
             fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("changed");
         }
         for path in [first, second] {
             listed_anew(&bench, bench.dir(path));
         }
         assert_eq!((mode(&bench, dir), mode(&bench, Ino::ROOT)), (0o700, 0o700));
+        for ino in [dir, Ino::ROOT] {
+            bench.node.writeback.import_xattrs(&Context::DAEMON, ino).expect("read");
+            let value = bench.node.meta.xattr_get(ino, b"user.by-others").expect("looked up");
+            assert_eq!(value.as_deref(), Some(&b"1"[..]));
+        }
         // And what an earlier program left behind: its times are known, and its mode is not.
         let forgets = |record: &mut Record| {
             record.attr.perm = 0o755;
