@@ -40,6 +40,51 @@ fn root_directory_when_the_mount_has_ended_then_has_the_time_that_programs_saw()
 }
 
 #[test]
+fn link_that_others_point_elsewhere_when_refreshed_then_followed_there() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let below = |name: &str| site.path("backing").join(name);
+    for release in ["r1", "r2"] {
+        fs::create_dir(below(release)).unwrap();
+        fs::write(below(release).join("version"), release).unwrap();
+    }
+    std::os::unix::fs::symlink("r1", below("current")).unwrap();
+    site.mount(&[]);
+    let current = || fs::read_to_string(site.path("mnt/current/version")).unwrap();
+    assert_eq!(current(), "r1");
+    std::os::unix::fs::symlink("r2", below("new")).unwrap();
+    fs::rename(below("new"), below("current")).unwrap();
+    assert_eq!(site.run(&["refresh", &site.text("mnt")]).0, 0);
+    assert_eq!(current(), "r2");
+    site.umount();
+}
+
+#[test]
+fn command_whose_messages_nobody_reads_then_ends_as_ever() {
+    let nowhere = Path::new("/nowhere at all");
+    let site = Site::new();
+    let code = |heard: bool| {
+        let mut child = site
+            .command(env!("CARGO_BIN_EXE_forebay"))
+            .arg("status")
+            .arg(nowhere)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut messages = child.stderr.take();
+        if !heard {
+            messages = None;
+        }
+        let code = child.wait().unwrap().code();
+        drop(messages);
+        code
+    };
+    assert_eq!(code(false), code(true));
+}
+
+#[test]
 fn requests_when_followed_then_the_log_has_each_with_its_inode_handle_process_and_result() {
     if !can_mount() {
         return;

@@ -94,29 +94,24 @@ fn extended_attribute_that_the_store_can_not_have_when_it_is_set_then_refused() 
 }
 
 #[test]
-fn file_longer_than_the_store_can_have_when_made_so_then_refused() {
+fn file_longer_than_the_store_can_have_when_drained_then_it_waits_and_its_length_is_named() {
     const MOST: u64 = (1 << 33) + 4097;
     let by = Limited::new(|operation, bytes, _| match operation {
         Operation::SetLen if bytes > MOST => Verdict::Fail(libc::EFBIG),
         _ => Verdict::Pass,
     });
     let rig = rig(&by);
-    let is_too_long = |outcome: Result<(), NodeError>| {
-        assert!(
-            matches!(outcome, Err(NodeError::Posix(errno)) if errno.raw_os_error() == libc::EFBIG),
-            "{outcome:?}"
-        );
-    };
-    rig.put("file", b"bytes");
-    let fh = rig.open("file", libc::O_RDWR);
-    let node = rig.node();
-    is_too_long(node.write(&CONTEXT, fh, MOST - 2, b"abc").map(drop));
-    is_too_long(node.write(&CONTEXT, fh, 1 << 62, b"a").map(drop));
-    is_too_long(node.fallocate(&CONTEXT, fh, MOST, 1, 0));
-    assert_eq!(rig.size("file"), 5);
-    node.write(&CONTEXT, fh, MOST - 3, b"abc").unwrap();
-    node.release(fh);
-    assert_eq!(drain(&rig), Remaining::default());
+    rig.put("other", b"bytes");
+    let fh = rig.create("file");
+    rig.write(fh, MOST, b"a");
+    rig.node().release(fh);
+    drain(&rig);
+    assert_eq!(rig.plain("other"), b"bytes");
+    let named = rig.node().writeback().refused();
+    assert_eq!((named[0].path.as_slice(), named[0].what.as_str()), (&b"file"[..], "its length"));
+    by.lift();
+    rig.node().writeback().drain(Instant::now() + LIMIT, &mut |_| true).unwrap();
+    assert_eq!(std::fs::metadata(rig.backing().join("file")).unwrap().len(), MOST + 1);
     assert!(refused(&rig).is_empty());
 }
 

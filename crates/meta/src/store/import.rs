@@ -9,7 +9,7 @@ use crate::codec;
 use crate::engine::{Key, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Fingerprint, Ino, Link, Record, Spread, Timestamp, XattrState};
+use crate::types::{Attr, FileKind, Fingerprint, Ino, Link, Record, Spread, Timestamp, XattrState};
 
 /// Entries imported in one transaction.
 const BATCH: usize = 256;
@@ -245,7 +245,10 @@ impl MetaStore {
         self.retry(|| {
             let _locked = self.lock(&[ino]);
             let before = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
-            if before.backing.fingerprint == Some(found.fingerprint) {
+            // That of a directory says nothing of its mode and owner.
+            let owned = |attr: &Attr| (attr.perm, attr.uid, attr.gid);
+            let same = !before.is_directory() || owned(&before.attr) == owned(&found.attr);
+            if same && before.backing.fingerprint == Some(found.fingerprint) {
                 return Ok(Refreshed::Unchanged(before));
             }
             let pending = before.dirty || before.spilled || before.backing.attrs_differ;

@@ -185,7 +185,6 @@ impl Node {
             .checked_add(data.len() as u64)
             .filter(|&end| end <= i64::MAX as u64)
             .ok_or(NodeError::Posix(Errno::FBIG))?;
-        self.writeback.check_length_fits(context, end)?;
         self.drop_privileges(context, file)?;
         if let Some(written) = self.write_to_tier(context, file, offset, data)? {
             self.metrics.bytes.of(Source::Tier).add(written as u64);

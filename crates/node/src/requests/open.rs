@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::cluster::{AccessMode, Seen};
-use crate::config::{Passthrough, WritebackPolicy};
+use crate::config::{Durability, Passthrough, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
@@ -327,7 +327,7 @@ impl Node {
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
         let write = how.writes();
-        let copied = write && self.copies_what_is_synced(record)?;
+        let copied = write && self.is_synced_elsewhere(file, record);
         let location = file.location.read();
         let mut opens = file.opens.lock();
         self.residency.turn_if_replaced(&mut opens, location.place.as_ref(), record)?;
@@ -395,6 +395,21 @@ impl Node {
             }
             self.release(fh);
         })
+    }
+
+    /// Whether a sync of a file, which a writer may be handed to the kernel for, waits for more than the
+    /// tier.
+    fn is_synced_elsewhere(&self, file: &File, record: &Record) -> bool {
+        if self.config.durability == Durability::Backing {
+            return true;
+        }
+        let may_pass = || {
+            let is_whole = |place: &TierObject| place.presence.is_none();
+            self.residency.passthrough_refusal().is_none()
+                && file.location.read().place.as_ref().is_some_and(is_whole)
+        };
+        // What can't be found out counts as so: the daemon serves the open then.
+        self.is_clustered() && may_pass() && self.copies_what_is_synced(record).unwrap_or(true)
     }
 
     /// Whether writes of an open go to the end of the file as the daemon knows it. The kernel may have

@@ -69,7 +69,6 @@ impl Node {
             .checked_add(length)
             .filter(|&end| end <= i64::MAX as u64)
             .ok_or(NodeError::Posix(Errno::FBIG))?;
-        self.writeback.check_length_fits(context, end)?;
         let rest = flags - FallocateFlags::KEEP_SIZE;
         let zero = rest == FallocateFlags::ZERO_RANGE;
         let punch = rest == FallocateFlags::PUNCH_HOLE && keep;

@@ -29,7 +29,6 @@ impl Node {
         if size > i64::MAX as u64 {
             return Err(NodeError::Posix(Errno::FBIG));
         }
-        self.writeback.check_length_fits(context, size)?;
         self.writeback.check_writable_below(context, record)?;
         let file = self.residency.files.get(record.ino);
         if size == 0 && self.residency.troubles.is_lost(record.ino) {

@@ -5,6 +5,7 @@ use forebay_meta::{Record, XattrState};
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
+use super::Level;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -41,7 +42,8 @@ impl Node {
 
     /// Whether a sync of a file waits until other nodes have what was written.
     pub(crate) fn copies_what_is_synced(&self, record: &Record) -> Result<bool> {
-        Ok(self.is_clustered() && (record.copied || self.redundancy_of(record)?.waits()))
+        let asked = self.redundancy_of(record)?;
+        Ok(asked.waits() || record.copied && Level::of(asked).is_none())
     }
 
     fn said_of(&self, record: &Record) -> Result<Option<Redundancy>> {

@@ -205,7 +205,7 @@ impl Writeback {
     }
 
     /// What the backing store has under a name.
-    fn look_under(&self, link: &Link) -> Result<Found> {
+    pub(super) fn look_under(&self, link: &Link) -> Result<Found> {
         self.in_directory(link.parent, |dir| {
             let attributes = self.backing.stat(dir, OsStr::from_bytes(&link.name))?;
             self.found(dir, &link.name, &attributes)
@@ -280,10 +280,11 @@ impl Writeback {
     /// Takes over what the backing store says now about a clean inode that the caller owns.
     fn take_in(&self, record: &Arc<Record>, found: &Found) -> Result<Arc<Record>> {
         let ino = record.ino;
-        // The kernel keeps what a link or a device is for as long as the inode lives.
-        let is_special = !matches!(record.attr.kind, FileKind::Regular | FileKind::Directory);
+        // The kernel keeps which device it is for as long as the inode lives.
+        let is_special = matches!(record.attr.kind, FileKind::BlockDevice | FileKind::CharDevice);
         let known = record.backing.fingerprint;
-        let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint));
+        let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint))
+            && !self.residency.peers.is_clustered();
         if found.attr.kind != record.attr.kind || is_special && is_another {
             // Another object of the same name: the old one is gone.
             if let Some(link) = record.links.first() {
@@ -483,7 +484,7 @@ impl Writeback {
                 if !seen.may_contain(&link.name) && item.record.backing.links.contains(&link) {
                     open |= !self.confirm_gone(handle, &link, item.record.ino)?;
                     // Where some are gone, another may pass for one that is there.
-                    open |= seen.is_crowded();
+                    open |= seen.is_crowded() && self.meta.lookup(dir, &link.name)?.is_none();
                 }
             }
         }
@@ -539,6 +540,7 @@ impl Writeback {
         // Under the names of those that stand elsewhere others may have something.
         let mut open =
             known.len() == PAGE || !elsewhere.is_empty() || !self.meta.stale_names(dir)?.is_empty();
+        open |= !self.compare_listed_directory(dir, handle)?;
         let mut absent: HashMap<Box<[u8]>, Ino> =
             there.iter().map(|item| (item.entry.name.clone(), item.record.ino)).collect();
         self.import_all(dir, handle, &mut |found| {
@@ -597,7 +599,7 @@ impl Writeback {
         let same_kind = record.attr.kind == found.attr.kind;
         // The look at a directory's own entries has its times, but not its mode and owner.
         let as_known = match record.is_directory() && same_kind {
-            true => same_directory(record, found),
+            true => self.is_directory_as_known(record, found)?,
             false => record.backing.fingerprint == Some(found.fingerprint),
         };
         if as_known {
@@ -608,7 +610,7 @@ impl Writeback {
             return Ok(same_kind && !is_given_away);
         }
         let compared = if record.is_directory() && same_kind {
-            self.compare_directory(record, found)
+            self.compare_directory(record.ino)
         } else if is_given_away {
             self.take_over_name(&Link::new(dir, found.name.clone()), record.ino)
         } else {
@@ -625,7 +627,9 @@ impl Writeback {
     /// the file stands under other names still, or the other inode is known by another name.
     fn is_given_away(&self, record: &Record, found: &Found) -> Result<bool> {
         let Some(known) = record.backing.fingerprint else { return Ok(false) };
-        if record.is_directory() || known.same_inode(&found.fingerprint) {
+        // What leaves a listed directory of a cluster does not come in again.
+        let takes_over = !record.is_directory() && !self.residency.peers.is_clustered();
+        if !takes_over || known.same_inode(&found.fingerprint) {
             return Ok(false);
         }
         if record.backing.links.len() > 1 {
@@ -668,50 +672,6 @@ impl Writeback {
         let imported = self.import_name(link.parent, &link.name)?;
         Ok(imported.is_some_and(|record| record.backing.links.contains(link)))
     }
-
-    /// Takes over the mode, owner and extended attributes that others gave to a directory that is about to
-    /// be listed. False if somebody is at it.
-    fn compare_listed_directory(&self, dir: Ino, handle: &Dir) -> Result<bool> {
-        let record = self.meta.get(dir)?;
-        let mut found = self.found(handle, b"", &self.backing.stat(handle, OsStr::new(""))?)?;
-        let known = record.backing.fingerprint;
-        let is_another =
-            known.is_some_and(|print| print.ino != 0 && !print.same_inode(&found.fingerprint));
-        // Its entries have not changed, but something of the directory has: an extended attribute, perhaps.
-        let is_touched = known.is_some_and(|print| {
-            print.mtime == found.fingerprint.mtime && print.ctime != found.fingerprint.ctime
-        });
-        if record.differs() || is_another || same_directory(&record, &found) && !is_touched {
-            return Ok(true);
-        }
-        // Its times follow what was done to its entries here.
-        let times = (record.attr.atime, record.attr.mtime, record.attr.ctime);
-        (found.attr.atime, found.attr.mtime, found.attr.ctime) = times;
-        self.compare_directory(&record, &found)
-    }
-
-    /// A directory has other attributes, or is another one: its entries are looked at when they are
-    /// wanted.
-    fn compare_directory(&self, record: &Record, found: &Found) -> Result<bool> {
-        let Some(_owned) = self.own(record.ino, Duration::ZERO) else { return Ok(false) };
-        let record = self.meta.get(record.ino)?;
-        if record.differs() || is_unconfirmed(&record) {
-            return Ok(true);
-        }
-        self.drop_handle(record.ino);
-        self.refresh_directory(record.ino, found.clone())?;
-        self.imports.directories.expire(record.ino);
-        self.residency.forget_object(record.ino, false);
-        Ok(true)
-    }
-
-    /// Takes over the attributes of a directory. Its fingerprint says which it is, and whether its
-    /// entries are known, which this does not change: times that nothing has make the next check list it.
-    pub(super) fn refresh_directory(&self, dir: Ino, mut found: Found) -> Result<()> {
-        found.fingerprint = unlisted(found.fingerprint);
-        self.meta.refresh(dir, &found, &|_| false)?;
-        Ok(())
-    }
 }
 
 /// Whether the backing store has a version of a file, or is about to.
@@ -723,16 +683,4 @@ fn has_version(record: &Record) -> bool {
 pub(super) fn unlisted(print: Fingerprint) -> Fingerprint {
     let never = Timestamp::default();
     Fingerprint { mtime: never, ctime: never, ..print }
-}
-
-/// Whether the listing shows the directory that is known, with its attributes. Its times tell of
-/// its entries, which its own check looks at.
-pub(super) fn same_directory(record: &Record, found: &Found) -> bool {
-    let (known, found_attr) = (&record.attr, &found.attr);
-    found_attr.kind == FileKind::Directory
-        && (known.perm, known.uid, known.gid) == (found_attr.perm, found_attr.uid, found_attr.gid)
-        && record
-            .backing
-            .fingerprint
-            .is_none_or(|print| print.ino == 0 || print.same_inode(&found.fingerprint))
 }

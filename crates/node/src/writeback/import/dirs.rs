@@ -541,7 +541,7 @@ impl Writeback {
 
     /// What is known of a listed directory may not be all that there is: the next look lists it again,
     /// whatever it looks like then.
-    pub(super) fn doubt_listing(&self, dir: Ino) -> Result<()> {
+    pub(crate) fn doubt_listing(&self, dir: Ino) -> Result<()> {
         // With nobody between two looks at it, after which it would be known.
         let mut stripe = self.imports.own_changes.lock(dir);
         stripe.remove(&dir.0);

@@ -8,6 +8,7 @@
 
 mod along;
 mod coherence;
+mod directory_attributes;
 mod dirs;
 mod freshness;
 mod listing;
@@ -183,22 +184,6 @@ impl Writeback {
         }
         let (dir, name) = self.backing_place(record)?;
         self.read_xattrs(&dir, &name)
-    }
-
-    /// Takes the root's attributes from the backing store. To be called once at the start.
-    pub(crate) fn import_root(&self) -> Result<()> {
-        let root = self.backing.root();
-        let attributes = self.backing.stat(&root, OsStr::new(""))?;
-        let found = self.found(&root, b"", &attributes)?;
-        let record = self.meta.get(Ino::ROOT)?;
-        if self.residency.peers.is_clustered() && record.backing.fingerprint.is_some() {
-            // Other nodes may be changing it right now.
-            return Ok(());
-        }
-        if record.backing.fingerprint.is_some() && coherence::same_directory(&record, &found) {
-            return Ok(());
-        }
-        self.refresh_directory(Ino::ROOT, found)
     }
 
     /// All extended attributes of an entry that the backing store lets us see.

@@ -131,10 +131,11 @@ impl Writeback {
         match self.backing.set_attributes(object, OsStr::new(""), &set) {
             Err(error) if is_refused_owner(&error) => {
                 self.note_refused(record.ino, "its owner or mode", &error);
-                Ok(())
             }
-            set => Ok(set?),
+            set => set?,
         }
+        let now = self.backing.stat(object, OsStr::new(""))?;
+        self.note_attributes_below(record, &now)
     }
 
     fn set_times(&self, record: &Record, object: &Dir, wanted: bool) -> Result<()> {

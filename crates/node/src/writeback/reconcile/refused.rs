@@ -9,7 +9,7 @@
 //! The last two stay in the backlog and are tried again now and then; a drain does not wait for them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_meta::{Attr, Record};
 use forebay_store::StoreError;
@@ -32,9 +32,6 @@ const MAX_OWNERS: usize = 256;
 /// What is refused where it is no attribute.
 const PLACE: &str = "its place";
 const LENGTH: &str = "its length";
-
-/// Files up to this length every store can have.
-const SURE_LENGTH: u64 = (1 << 31) - 1;
 
 /// Extended attributes up to this size are not asked about before they are set.
 const SMALL_ATTRIBUTE: usize = 1024;
@@ -60,8 +57,6 @@ pub(crate) struct Limits {
     gives: Mutex<BTreeMap<(u32, u32), bool>>,
     /// The largest extended attribute, name and value, and what a larger one is refused with.
     attribute: Mutex<Option<(usize, i32)>>,
-    /// The length of the longest file; zero while that is not known.
-    length: AtomicU64,
     no_links: AtomicBool,
     /// The store drops dots and blanks at the ends of names.
     drops_ends: AtomicBool,
@@ -229,55 +224,6 @@ impl Writeback {
             }
         }
         Ok((least, errno))
-    }
-
-    /// Refuses a length that a file of the backing store can't have. `end` is where what is about to be
-    /// written ends.
-    ///
-    /// # Errors
-    /// `EFBIG`; `MustWait` while the longest length is not known.
-    pub(crate) fn check_length_fits(&self, context: &crate::Context, end: u64) -> Result<()> {
-        if end <= SURE_LENGTH {
-            return Ok(());
-        }
-        let length = &self.reconciler.limits.length;
-        let mut most = length.load(Ordering::Acquire);
-        if most == 0 && end <= i64::MAX as u64 {
-            context.wait()?;
-            // A store that fails now is asked again.
-            let Ok(found) = self.probe_length() else { return Ok(()) };
-            length.store(found, Ordering::Release);
-            most = found;
-        }
-        if end > most {
-            return Err(rustix::io::Errno::FBIG.into());
-        }
-        Ok(())
-    }
-
-    /// The length of the longest file that the backing store can have.
-    fn probe_length(&self) -> Result<u64> {
-        let temporary = self.backing.temporary(0)?;
-        let fits = |length: u64| match temporary.file().set_len(length) {
-            Ok(()) => Ok(true),
-            Err(error) if matches!(error.errno(), libc::EFBIG | libc::EINVAL | libc::EOVERFLOW) => {
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        };
-        let (mut least, mut most) = (SURE_LENGTH, i64::MAX as u64);
-        if fits(most)? {
-            return Ok(most);
-        }
-        while most - least > 1 {
-            let middle = least.midpoint(most);
-            if fits(middle)? {
-                least = middle;
-            } else {
-                most = middle;
-            }
-        }
-        Ok(least)
     }
 
     /// Whether this mount can give files to a user and a group. Asked once for each.

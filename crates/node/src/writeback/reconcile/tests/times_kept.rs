@@ -264,12 +264,11 @@ fn name_of_several_when_others_remove_it_and_make_another_file_then_that_file() 
 }
 
 #[test]
-fn link_when_others_point_it_elsewhere_then_another_inode_as_the_kernel_keeps_where_it_leads() {
+fn link_when_others_point_it_elsewhere_then_known() {
     use std::os::unix::fs::symlink;
     let bench = Bench::new();
     let link = bench.root.join("link");
     symlink("target1", &link).expect("made");
-    let ino = bench.find(Ino::ROOT, "link").expect("known").ino;
     bench.node.writeback.list_now(Ino::ROOT).expect("listed");
     listed_anew(&bench, Ino::ROOT);
     symlink("target2", bench.root.join("new")).expect("made");
@@ -277,7 +276,6 @@ fn link_when_others_point_it_elsewhere_then_another_inode_as_the_kernel_keeps_wh
     listed_anew(&bench, Ino::ROOT);
     let found = bench.find(Ino::ROOT, "link").expect("known");
     assert_eq!(found.target.as_deref(), Some(&b"target2"[..]));
-    assert_ne!(found.ino, ino);
 }
 
 #[test]
@@ -290,6 +288,86 @@ fn name_when_others_make_it_one_of_another_known_file_then_both_are_one() {
             listed_anew(&bench, dir);
             all_as_below(&bench, &["dir/one", "dir/two", "dir/single"]);
         }
+    }
+}
+
+/// The mode and the user that a directory has here.
+fn mode_and_owner(bench: &Bench, dir: Ino) -> (u32, u32) {
+    let attr = &bench.node.meta.get(dir).expect("known").attr;
+    (attr.perm, attr.uid)
+}
+
+#[test]
+fn owner_that_the_store_does_not_take_when_a_directory_is_listed_again_then_kept() {
+    let refuses = Rule {
+        operation: Some(Operation::SetAttributes),
+        fault: Verdict::Fail(libc::EPERM),
+        skip: 0,
+        times: u64::MAX,
+        per_mille: 1000,
+    };
+    let flaky = Arc::new(Flaky::new(1));
+    let bench = Bench::with(flaky.clone(), |_| {});
+    flaky.set_rules(vec![refuses]);
+    let dir = bench.mkdir("dir");
+    let give = |record: &mut Record| {
+        record.attr.uid = 12_345;
+        record.backing.attrs_differ = true;
+        Queue::Yes
+    };
+    bench.node.meta.update(dir, Some(crate::clock::wall_time()), give).expect("there");
+    bench.drained();
+    let ours = mode_and_owner(&bench, dir);
+    assert_eq!(ours.1, 12_345);
+    for others in ["beside", "dir/within"] {
+        fs::write(bench.root.join(others), b"x").expect("written");
+        for path in ["", "dir"] {
+            listed_anew(&bench, bench.dir(path));
+            assert_eq!(mode_and_owner(&bench, dir), ours, "{others} {path}");
+        }
+    }
+    // Until others give it another one.
+    let path = bench.root.join("dir");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o711)).expect("changed");
+    listed_anew(&bench, dir);
+    assert_eq!(mode_and_owner(&bench, dir), (0o711, rustix::process::geteuid().as_raw()));
+}
+
+#[test]
+fn mode_set_here_while_a_listing_is_under_way_then_what_it_has_read_is_looked_at_again() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.drained();
+    let root = bench.node.backing.root();
+    let found = bench.node.backing.stat(&root, "dir".as_ref()).expect("there");
+    let found = bench.node.writeback.found(&root, b"dir", &found).expect("there");
+    set_mode(&bench, dir, 0o710);
+    bench.drained();
+    let record = bench.node.meta.get(dir).expect("known");
+    bench.node.writeback.compare_listed(Ino::ROOT, &record, &found).expect("compared");
+    assert_eq!(mode_and_owner(&bench, dir).0, 0o710);
+}
+
+#[test]
+fn directory_when_others_change_its_mode_again_and_again_then_always_known() {
+    let bench = Bench::new();
+    fs::create_dir_all(bench.root.join("above/dir")).expect("made");
+    let above = bench.dir("above");
+    let dir = bench.dir("above/dir");
+    for (round, mode) in [0o700, 0o755, 0o711, 0o750].into_iter().enumerate() {
+        let path = bench.root.join("above/dir");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+        fs::write(bench.root.join(format!("above/{round}")), b"").expect("made");
+        listed_anew(&bench, above);
+        assert_eq!(mode_and_owner(&bench, dir).0, mode);
+    }
+    // The first look at its own entries, and one at what is in doubt.
+    for mode in [0o701, 0o702] {
+        let path = bench.root.join("above/dir");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+        listed_anew(&bench, dir);
+        assert_eq!(mode_and_owner(&bench, dir).0, mode);
+        bench.node.writeback.doubt_listing(dir).expect("noted");
     }
 }
 
