@@ -71,7 +71,8 @@ impl Writeback {
         let parts = dir.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
         let dir = parts.fold(Some(Ino::ROOT), known);
         let clustered = self.residency.peers.is_clustered();
-        let is_home = dir.is_some_and(|dir| self.is_home(dir, &conflict.seen));
+        let is_home =
+            dir.is_some_and(|dir| Self::is_home(dir, &conflict.seen, self.number_of(dir)));
         conflict.ours.is_none() || clustered || !is_home || known(dir, name).is_some()
     }
 
@@ -122,7 +123,7 @@ impl Writeback {
         let mut below = Vec::new();
         let mut at = link.parent;
         while at != Ino::ROOT {
-            below.push(self.number_of(at).unwrap_or_default());
+            below.push(self.number_below(at).unwrap_or_default());
             let above =
                 self.meta.get(at).ok().and_then(|record| Some(record.links.first()?.parent));
             let Some(above) = above else { break };
@@ -131,17 +132,26 @@ impl Writeback {
         Seen { dir: link.parent.0, below }
     }
 
-    /// Whether a directory is the one in which a conflict was seen; older programs noted nothing by which
+    /// Whether a directory, `found` under this number, is the one in which a conflict was seen; older programs noted nothing by which
     /// it could be told from others.
-    fn is_home(&self, dir: Ino, seen: &Seen) -> bool {
+    fn is_home(dir: Ino, seen: &Seen, found: Option<u64>) -> bool {
         let number = seen.below.first().copied().unwrap_or_default();
-        (seen.dir, number) == (0, 0)
-            || dir.0 == seen.dir
-            || number != 0 && self.number_of(dir) == Some(number)
+        (seen.dir, number) == (0, 0) || dir.0 == seen.dir || number != 0 && found == Some(number)
     }
 
     fn number_of(&self, ino: Ino) -> Option<u64> {
         Some(self.meta.get(ino).ok()?.backing.fingerprint?.ino)
+    }
+
+    /// As [`Writeback::number_of`], also of a directory into which nobody has looked yet.
+    fn number_below(&self, ino: Ino) -> Option<u64> {
+        let known = self.number_of(ino);
+        known.or_else(|| {
+            let record = self.meta.get(ino).ok()?;
+            let link = record.backing.links.first()?;
+            let dir = self.backing_dir(link.parent).ok()?;
+            Some(self.backing.stat(&dir, os(&link.name)).ok()?.ino)
+        })
     }
 
     /// Whether there is certainly nothing under this path.
@@ -173,7 +183,7 @@ impl Writeback {
     fn without_our_version(&self, conflict: &Conflict, listed: &mut HashSet<Ino>) -> Place {
         let was_in = split(&conflict.path).0;
         match self.find_path(&PathBuf::from(os(was_in))) {
-            Ok(dir) if self.is_home(dir, &conflict.seen) => {
+            Ok(dir) if Self::is_home(dir, &conflict.seen, self.number_below(dir)) => {
                 self.list_once(dir, listed);
                 match self.is_missing(&conflict.kept_as()) {
                     true => Place::Resolved,
@@ -199,7 +209,7 @@ impl Writeback {
             let same = join(&at, name);
             let found = self.find_path(&PathBuf::from(os(&same))).ok();
             at = match found {
-                Some(dir) if number == 0 || self.number_of(dir) == Some(number) => same,
+                Some(dir) if number == 0 || self.number_below(dir) == Some(number) => same,
                 _ => self.renamed_beside(number, &at, listed)?,
             };
         }
