@@ -2,8 +2,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -52,6 +54,22 @@ pub enum End {
     Returned(Outcome),
     /// A signal killed it.
     Killed(i32),
+}
+
+/// Held by each who starts a program, until it runs.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Starts a program. Until it runs, its process has copies of all that is open here, also of what is
+/// closed on exec.
+pub fn spawn(command: &mut Command) -> std::io::Result<std::process::Child> {
+    let _starting = STARTING.read();
+    command.spawn()
+}
+
+/// Returns when no program that is being started by [`spawn`] has copies any more of what was closed here
+/// before: what was open on a mount would keep it busy.
+pub fn wait_for_starts() {
+    drop(STARTING.write());
 }
 
 /// A forked child that runs one closure. Dropping it kills and reaps it.
@@ -240,6 +258,30 @@ mod tests {
         let outcome = in_child(|| Err(Failure::Failed("because".into())));
         assert_eq!(outcome, Err(Failure::Failed("because".into())));
         assert_eq!(in_child(|| Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn program_when_it_does_not_run_yet_then_wait_for_starts_waits_for_it() {
+        use std::os::unix::process::CommandExt;
+
+        const PAUSE: Duration = Duration::from_millis(500);
+        let (forked, says) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let mut command = Command::new("true");
+        let slowly = move || {
+            rustix::io::write(&says, b"x")?;
+            std::thread::sleep(PAUSE);
+            Ok(())
+        };
+        // SAFETY: system calls only.
+        unsafe { command.pre_exec(slowly) };
+        std::thread::scope(|scope| {
+            let begun = Instant::now();
+            let started = scope.spawn(|| spawn(&mut command).unwrap().wait().unwrap());
+            rustix::io::read(&forked, &mut [0; 1]).unwrap();
+            wait_for_starts();
+            assert!(begun.elapsed() >= PAUSE, "{:?}", begun.elapsed());
+            assert!(started.join().unwrap().success());
+        });
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::process::eventually;
+use crate::process::{eventually, spawn, wait_for_starts};
 use crate::watchdog;
 
 /// How long a mount, an unmount or any other command may take.
@@ -187,12 +187,8 @@ pub fn run_command(command: &mut Command, limit: Duration) -> Result<Output, Sub
     let mut out = tempfile::tempfile().map_err(io_error("temporary file"))?;
     let mut err = tempfile::tempfile().map_err(io_error("temporary file"))?;
     let clone = |file: &File| file.try_clone().map_err(io_error("temporary file"));
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(clone(&out)?)
-        .stderr(clone(&err)?)
-        .spawn()
-        .map_err(io_error(text.clone()))?;
+    command.stdin(Stdio::null()).stdout(clone(&out)?).stderr(clone(&err)?);
+    let mut child = spawn(command).map_err(io_error(text.clone()))?;
     let ended = wait_at_most(&mut child, limit);
     let read = |file: &mut File| -> Result<Vec<u8>, SubjectError> {
         use std::io::{Read, Seek};
@@ -300,7 +296,7 @@ impl ForebayMount {
         }
         command.args(&self.options.arguments).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let daemon = command.spawn().map_err(io_error("starting forebay"))?;
+        let daemon = spawn(&mut command).map_err(io_error("starting forebay"))?;
         watchdog::register(&self.mountpoint, daemon.id() as i32);
         let daemon = self.daemon.insert(daemon);
         let deadline = Instant::now() + COMMAND_LIMIT;
@@ -328,6 +324,7 @@ impl ForebayMount {
     /// `forebay umount` with more arguments, for example `--no-drain`.
     pub fn unmount_with(&mut self, arguments: &[&str]) -> Result<(), SubjectError> {
         let mut command = self.command("umount");
+        wait_for_starts();
         run_checked(command.arg(&self.mountpoint).args(arguments), COMMAND_LIMIT)?;
         if let Some(mut daemon) = self.daemon.take()
             && wait_at_most(&mut daemon, Duration::from_secs(5)).is_none()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::process::eventually;
+use crate::process::{eventually, spawn};
 
 /// Longer than any single operation of a suite may take on the slowest subject.
 pub const OPERATION_LIMIT: Duration = Duration::from_secs(60);
@@ -89,13 +89,9 @@ pub fn unregister(mountpoint: &Path) {
 
 /// `fusermount3 -uz`, within five seconds. A mount that is gone already is no error.
 pub fn unmount_lazily(mountpoint: &Path) {
-    let command = Command::new("fusermount3")
-        .arg("-uz")
-        .arg(mountpoint)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    if let Ok(mut child) = command
+    let mut command = Command::new("fusermount3");
+    command.arg("-uz").arg(mountpoint).stdout(Stdio::null()).stderr(Stdio::null());
+    if let Ok(mut child) = spawn(&mut command)
         && !eventually(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None)))
     {
         // A stuck helper must not hold up the process that is being taken down.

@@ -5,7 +5,7 @@ mod ring;
 mod site;
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -193,5 +193,64 @@ fn nodes_when_their_daemons_change_under_load_then_no_program_of_any_sees_an_err
 fn nodes_when_their_daemons_are_killed_under_load_then_no_program_of_any_sees_an_error() {
     if can_cluster() {
         under_load(kill, &[0, 1]);
+    }
+}
+
+/// A handle of `O_SYNC` by way of the node that owns the file, of which another daemon takes care: what
+/// changes the file through it is in the backing store when the call returns, also when the file has come
+/// to its own node.
+fn synchronous_by_way_of_the_owner(change: impl Fn(&Ring, usize)) {
+    let mut ring = Ring::talking(2);
+    ring.supervised = true;
+    let durable = ["--durability", "backing", "--writeback", "evict"];
+    ring.mount_all(&[&["--restart-limit", "100"][..], &durable].concat());
+    fs::write(ring.at(0, "source"), b"copied").unwrap();
+    fs::write(ring.at(0, "file"), b"").unwrap();
+    // In this order: who opens it first for writing is its owner.
+    let owners = File::options().write(true).open(ring.at(0, "file")).unwrap();
+    let mut options = File::options();
+    let file = options.read(true).write(true).custom_flags(libc::O_SYNC);
+    let file = file.open(ring.at(1, "file")).unwrap();
+    let source = File::open(ring.at(1, "source")).unwrap();
+    let mut wanted: Vec<u8> = Vec::new();
+    let mut copy = |what: &str| {
+        let (mut from, mut to) = (0, wanted.len() as u64);
+        let copied =
+            rustix::fs::copy_file_range(&source, Some(&mut from), &file, Some(&mut to), 6).unwrap();
+        assert_eq!(copied, 6);
+        wanted.extend(b"copied");
+        assert_eq!(fs::read(ring.backing("file")).unwrap(), wanted, "{what}");
+    };
+    copy("before");
+    change(&ring, 1);
+    copy("by way of the owner");
+    drop(owners);
+    ring.umount(0);
+    let flags = rustix::fs::FallocateFlags::empty();
+    // Nobody can do that by way of another node.
+    assert!(
+        wait_for(LIMIT, || {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, 0).unwrap();
+            rustix::fs::fallocate(&file, flags, 0, 20).is_ok()
+        }),
+        "the file does not come here"
+    );
+    assert_eq!(fs::metadata(ring.backing("file")).unwrap().len(), 20);
+    drop((source, file));
+    ring.umount(1);
+}
+
+#[test]
+fn synchronous_handle_by_way_of_an_owner_when_upgraded_then_changes_are_durable_when_they_return() {
+    if can_cluster() {
+        synchronous_by_way_of_the_owner(upgrade);
+    }
+}
+
+#[test]
+fn synchronous_handle_by_way_of_an_owner_when_killed_then_changes_are_durable_when_they_return() {
+    if can_cluster() {
+        synchronous_by_way_of_the_owner(kill);
     }
 }

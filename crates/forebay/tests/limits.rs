@@ -296,3 +296,47 @@ fn umount_when_the_store_can_not_have_all_of_it_then_it_ends_and_its_exit_code_s
     site.umount();
     drop(below);
 }
+
+/// All names of one file, made while workers bring them to the backing store: the end of the mount and the
+/// next start cost what that many names cost, not what their square does.
+#[test]
+fn file_with_thousands_of_names_when_unmounted_without_a_drain_then_it_ends_soon_and_all_come_back()
+{
+    const NAMES: usize = 4000;
+    const LIMIT: Duration = Duration::from_secs(30);
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "close"]);
+    let (file, names) = (site.path("mnt/file"), site.path("mnt/names"));
+    fs::write(&file, "text").unwrap();
+    fs::create_dir(&names).unwrap();
+    let before = processor_time(site.daemon());
+    for number in 0..NAMES {
+        fs::hard_link(&file, names.join(number.to_string())).unwrap();
+    }
+    fs::write(&file, "other text").unwrap();
+    let made = processor_time(site.daemon()) - before;
+    let timed = |what: &dyn Fn()| {
+        let begun = Instant::now();
+        what();
+        begun.elapsed()
+    };
+    let ended = timed(&|| {
+        let (code, text) = site.run(&["umount", "--no-drain", &site.text("mnt")]);
+        assert_eq!(code, 0, "{text}");
+    });
+    let started = timed(&|| site.mount(&[]));
+    eprintln!(
+        "{made:?} of processors for {NAMES} names, ended in {ended:?}, started in {started:?}"
+    );
+    assert!(ended < LIMIT && started < LIMIT, "{ended:?} {started:?}");
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(fs::metadata(&file).unwrap().nlink() as usize, NAMES + 1);
+    let drained = timed(&|| site.umount());
+    assert!(drained < LIMIT, "{drained:?}");
+    let below = fs::metadata(site.path("backing/file")).unwrap();
+    assert_eq!(below.nlink() as usize, NAMES + 1);
+    assert_eq!(fs::read(site.path("backing/names/17")).unwrap(), b"other text");
+}

@@ -650,3 +650,26 @@ fn hints_from_lists_permutations_and_patterns_are_taken_and_withdrawn() {
     assert!(code == 2 && text.contains("--from"), "{text}");
     site.umount();
 }
+
+#[test]
+fn umount_with_detach_when_a_file_is_open_then_it_returns_and_says_who_is_served_on() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    fs::write(site.path("mnt/file"), "text").unwrap();
+    let daemon = site.daemon();
+    let mut open = fs::File::open(site.path("mnt/file")).unwrap();
+    let begun = std::time::Instant::now();
+    let (code, text) = site.run(&["umount", "--detach", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("serves on") && text.contains(&std::process::id().to_string()), "{text}");
+    // It would wait for a minute.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    let mut found = String::new();
+    std::io::Read::read_to_string(&mut open, &mut found).unwrap();
+    assert_eq!(found, "text");
+    drop(open);
+    assert!(wait_for(Duration::from_secs(60), || !alive(daemon)));
+}

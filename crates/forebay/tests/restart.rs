@@ -5,7 +5,7 @@ mod site;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::time::Duration;
 
 use load::Load;
@@ -378,13 +378,13 @@ fn mode(site: &Site) -> u32 {
 }
 
 /// A site whose daemon takes another's place by an upgrade, and by a death.
-fn with_other_daemons(test: fn(&Site, &dyn Fn())) {
+fn with_other_daemons(options: &[&str], test: impl Fn(&Site, &dyn Fn())) {
     if !can_mount() {
         return;
     }
     let site = Site::new();
     set_mode(site.root.path(), 0o755);
-    site.mount(&["--allow-other", "--suid", "--restart-limit", "100"]);
+    site.mount(&[&["--restart-limit", "100"], options].concat());
     test(&site, &|| {
         let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
         assert_eq!(code, 0, "{text}");
@@ -399,7 +399,7 @@ fn with_other_daemons(test: fn(&Site, &dyn Fn())) {
 
 #[test]
 fn set_id_bits_when_root_writes_after_another_daemon_came_then_they_stay() {
-    with_other_daemons(|site, other_daemon| {
+    with_other_daemons(&["--allow-other", "--suid"], |site, other_daemon| {
         let old = made_set_id_while_open(site, false);
         assert!(site.status()["passthrough"].to_string().contains("opens"), "{}", site.status());
         other_daemon();
@@ -415,7 +415,7 @@ fn set_id_bits_when_root_writes_after_another_daemon_came_then_they_stay() {
 
 #[test]
 fn set_id_bits_when_a_user_writes_after_another_daemon_came_then_they_go() {
-    with_other_daemons(|site, other_daemon| {
+    with_other_daemons(&["--allow-other", "--suid"], |site, other_daemon| {
         let old = made_set_id_while_open(site, true);
         other_daemon();
         assert_eq!(mode(site), 0o4755);
@@ -439,4 +439,45 @@ fn set_id_bits_when_a_user_wrote_just_before_an_upgrade_then_they_go() {
     assert_eq!(mode(&site), 0o755);
     drop(old);
     site.umount();
+}
+
+/// Whatever changes a file through a handle of `O_SYNC` or `O_DSYNC` is where the mount's durability wants
+/// it when the call returns, also for the daemon that did not open it.
+fn synchronous_handle_then_all_is_below(passthrough: &str, flag: i32) {
+    let how = ["--durability", "backing", "--writeback", "evict", "--passthrough", passthrough];
+    with_other_daemons(&how, |site, other_daemon| {
+        let (path, below) = (site.path("mnt/file"), site.path("backing/file"));
+        let _none_of_the_last_round = fs::remove_file(&path);
+        fs::write(site.path("mnt/source"), b"copied").unwrap();
+        let mut options = fs::File::options();
+        let file =
+            options.read(true).write(true).create(true).custom_flags(flag).open(&path).unwrap();
+        file.write_all_at(b"first", 0).unwrap();
+        other_daemon();
+        let found = |what: &str, wanted: &[u8]| {
+            let found = fs::read(&below).unwrap_or_default();
+            assert_eq!(found, wanted, "{what}, passthrough {passthrough}, flag {flag:o}");
+        };
+        found("before", b"first");
+        file.write_all_at(b", second", 5).unwrap();
+        found("a write", b"first, second");
+        let source = fs::File::open(site.path("mnt/source")).unwrap();
+        let (mut from, mut to) = (0, 13);
+        let copied =
+            rustix::fs::copy_file_range(&source, Some(&mut from), &file, Some(&mut to), 6).unwrap();
+        assert_eq!(copied, 6);
+        found("a copy", b"first, secondcopied");
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&file, flags, 0, 20).unwrap();
+        found("an allocation", b"first, secondcopied\0");
+    });
+}
+
+#[test]
+fn synchronous_handles_when_another_daemon_came_then_changes_are_durable_when_they_return() {
+    for passthrough in ["off", "readwrite"] {
+        for flag in [libc::O_SYNC, libc::O_DSYNC] {
+            synchronous_handle_then_all_is_below(passthrough, flag);
+        }
+    }
 }

@@ -90,6 +90,7 @@ fn resolve(args: &ConflictsResolveArgs) -> Result<u8, Error> {
             client.outside(&path.0).ok_or_else(|| Error::NotMounted(path.0.clone()))
         };
         let (theirs, ours) = (at(&conflict.path)?, at(&conflict.kept_as)?);
+        ours_must_be_there(&ours)?;
         must_be_files(&ours, &theirs)?;
         if args.keep == Keep::Theirs {
             must_be_there(&mut client, conflict, &ours, &theirs)?;
@@ -103,6 +104,19 @@ fn resolve(args: &ConflictsResolveArgs) -> Result<u8, Error> {
         print(&format!("{} is {kept}\n", WirePath(theirs)))?;
     }
     Ok(Exit::Ok.code())
+}
+
+/// What is not where the list has it can be neither kept nor removed.
+fn ours_must_be_there(ours: &Path) -> Result<(), Error> {
+    match ours.symlink_metadata() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Failed(format!(
+            "{path} is not there: its directory was moved or removed in the backing store; look for this \
+             name there, and then take the conflict off the list by `forebay conflicts forget {path}`",
+            path = WirePath::from(ours)
+        ))),
+        Err(error) => Err(Error::io(ours.display().to_string())(error)),
+    }
 }
 
 /// No call puts a directory in place of what is there, and what is in one nobody has looked at.

@@ -138,8 +138,15 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     let mounts = mountinfo::read().unwrap_or_default();
     let mount = mountinfo::at(&mounts, client.mountpoint());
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
+    // Before: what is open of a mount that was detached does not show where it was.
+    let served_on = if args.detach { holders(client.mountpoint()) } else { Vec::new() };
     shut_down(&mut client, how, end_limit(began, args))?;
-    if let Some(daemon) = daemon {
+    if !served_on.is_empty() {
+        warn(&format!(
+            "unmounted, and its daemon serves on those who have files of it open, until they have closed them:{}",
+            as_lines(&served_on)
+        ));
+    } else if let Some(daemon) = daemon {
         wait_for_end(&daemon, mount, &mounts, end_limit(began, args))?;
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
@@ -236,8 +243,12 @@ fn drain(client: &mut Client, args: &UmountArgs, began: Instant) -> Result<Outco
     }
 }
 
+fn as_lines(holders: &[String]) -> String {
+    holders.iter().map(|holder| format!("\n  {holder}")).collect()
+}
+
 fn busy(mountpoint: &Path, holders: &[String]) -> Error {
-    let list: String = holders.iter().map(|holder| format!("\n  {holder}")).collect();
+    let list = as_lines(holders);
     if list.is_empty() {
         Error::Failed(format!(
             "{}: in use, but no process is to be seen that uses it: one that has just ended, another \
@@ -314,7 +325,7 @@ fn wait_for_end(
             Ok(0) if Instant::now() < deadline => {}
             Ok(0) => {
                 return Err(Error::NotDrained(
-                    "unmounted, but the daemon has not ended yet: it waits for the backing store; see its log. What it could not write waits on the tiers for the next mount".into(),
+                    "unmounted, but the daemon has not ended yet: it waits for the backing store, or for programs that have files of it mapped; see its log. What it could not write waits on the tiers for the next mount".into(),
                 ));
             }
             Ok(_) => return Ok(()),

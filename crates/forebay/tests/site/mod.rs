@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
+
 /// No single command may take longer; `timeout` ends it then.
 pub const COMMAND_LIMIT: &str = "90";
 
@@ -85,6 +87,10 @@ impl Site {
     }
 
     pub fn run(&self, args: &[&str]) -> (i32, String) {
+        if args.first() == Some(&"umount") {
+            // Until it runs, a program that another test starts has copies of all that was open here.
+            drop(STARTING.write());
+        }
         outcome(self.command(env!("CARGO_BIN_EXE_forebay")).args(args))
     }
 
@@ -156,8 +162,16 @@ impl Drop for Site {
     }
 }
 
+/// Held by each who starts a program, until it runs.
+static STARTING: RwLock<()> = RwLock::new(());
+
 pub fn outcome(command: &mut Command) -> (i32, String) {
-    let output = command.output().unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = {
+        let _starting = STARTING.read();
+        command.spawn()
+    };
+    let output = started.unwrap().wait_with_output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned())
 }

@@ -185,6 +185,7 @@ impl Node {
         let mode = open.open_mode();
         let mut handle = Handle::new(file.clone(), open.write, mode, None);
         handle.append = open.append;
+        (handle.durably, handle.keeps_set_ids) = (open.durably, open.keeps_set_ids);
         handle.held = AtomicBool::new(false);
         handle.remote = Remote::by(owner);
         handle.alias = open.alias();

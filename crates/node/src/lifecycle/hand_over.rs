@@ -101,7 +101,10 @@ impl Node {
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
         };
         self.residency.discard_removed();
+        // A successor that finds everything at rest does not look for them.
+        self.residency.drop_spills(until);
         self.residency.write_accesses();
+        self.writeback.write_conflicts();
         let mut handed_over = HandOverState {
             handles: self.open_handles(),
             generation: self.handles.generation().into(),

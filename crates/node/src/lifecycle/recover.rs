@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
@@ -696,6 +697,7 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.residency.drop_spills(Instant::now() + self.config.backing_timeout);
         Ok(wanted)
     }
 

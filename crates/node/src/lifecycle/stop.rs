@@ -37,6 +37,7 @@ impl Node {
         self.writeback.stop_reconciler();
         self.residency.discard_removed();
         self.residency.write_accesses();
+        self.writeback.write_conflicts();
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let mut ended = self.writeback.flushers.close(left(until)) & self.slow.close(left(until));
         ended &= self.streams.as_ref().is_none_or(|streams| streams.readers().close(left(until)));

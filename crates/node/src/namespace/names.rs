@@ -313,6 +313,7 @@ impl Node {
             before = self.stat(&unlinked.record);
         }
         self.after_removal(before, &unlinked);
+        self.writeback.conflict_name_went(dir, name);
         fail::fail_point!("node.unlink.done");
         Ok(())
     }
@@ -333,6 +334,7 @@ impl Node {
         let unlinked = self.meta.rmdir(dir, name, clock::wall_time(), false)?;
         let same = unlinked.record.ino == record.ino;
         self.after_removal(before, &unlinked);
+        self.writeback.conflict_name_went(dir, name);
         if same {
             self.names.removed_inodes.remember_xattrs(record.ino, xattrs);
         }
@@ -416,6 +418,7 @@ impl Node {
             Ok(self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?)
         })?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
+        self.writeback.conflict_name_went(from_dir, from);
         self.queue(&renamed.moved);
         self.writeback.note_moved(&renamed.moved);
         if let Some(other) = &renamed.exchanged {

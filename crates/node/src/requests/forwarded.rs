@@ -46,6 +46,7 @@ impl Node {
         let mode = if write { OpenMode::Direct } else { OpenMode::Cached { keep: false } };
         let mut handle = Handle::new(file.clone(), write, mode, None);
         handle.append = write && how.flags & libc::O_APPEND != 0;
+        (handle.durably, handle.keeps_set_ids) = (how.durably(), how.uid == 0);
         handle.held = AtomicBool::new(false);
         handle.remote = Remote::by(owner);
         let mut opens = file.opens.lock();

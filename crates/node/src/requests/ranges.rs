@@ -13,7 +13,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::residency::Residency;
-use crate::residency::data_location::Underlay;
+use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::FileRef;
 
 /// Bytes copied at a time between files that the kernel can't copy between.
@@ -113,39 +113,46 @@ impl Node {
             context.wait()?;
         }
         fail_at!("node.range.begin");
-        if punch || zero {
-            self.zero_range(context, &file, offset..end, keep)?;
-        } else {
-            self.allocate_range(context, &file, offset, end, keep)?;
+        {
+            let mut location = self.location_to_change(context, &file, false)?;
+            self.given_up.check(context)?;
+            if punch || zero {
+                self.zero_range(&file, &mut location, offset..end, keep)?;
+            } else {
+                self.allocate_range(context, &file, &mut location, offset..end, keep)?;
+            }
+            if let Some(place) = &location.place {
+                place.object.set_times(None, Some(clock::wall_time()))?;
+            }
         }
-        self.note_change(&file)?;
+        if !file.is_open() {
+            self.residency.settle(&file)?;
+        }
         if durably { self.fsync(context, fh, false) } else { Ok(()) }
     }
 
     fn zero_range(
         &self,
-        context: &Context,
         file: &FileRef,
+        location: &mut DataLocation,
         Range { start: offset, end }: Range<u64>,
         keep: bool,
     ) -> Result<()> {
-        let mut location = file.location.write();
-        self.given_up.check(context)?;
         file.count_write();
-        let len = self.length_in(file, &location)?;
+        let len = self.length_in(file, location)?;
         let to = if keep { end.min(len) } else { end };
         let fits = match &location.place {
             None => false,
             Some(place) => {
-                self.writeback.check_rest_below(file, &location, place)?;
+                self.writeback.check_rest_below(file, location, place)?;
                 place.presence.is_none()
-                    || self.residency.fetch_edges(file, &location, place, offset, to)?
+                    || self.residency.fetch_edges(file, location, place, offset, to)?
             }
         };
         let Some(place) = location.place.as_ref().filter(|_| fits) else {
             let past = offset < to;
             return if past {
-                self.residency.zero_around(file, &mut location, offset..to)
+                self.residency.zero_around(file, location, offset..to)
             } else {
                 Ok(())
             };
@@ -168,12 +175,10 @@ impl Node {
         &self,
         context: &Context,
         file: &FileRef,
-        offset: u64,
-        end: u64,
+        location: &mut DataLocation,
+        Range { start: offset, end }: Range<u64>,
         keep: bool,
     ) -> Result<()> {
-        let mut location = file.location.write();
-        self.given_up.check(context)?;
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
         let mut is_paid = false;
         if let Some(place) = location.place.as_ref().filter(|place| place.presence.is_none()) {
@@ -195,7 +200,7 @@ impl Node {
                 }
             }
         }
-        let len = self.length_in(file, &location)?;
+        let len = self.length_in(file, location)?;
         if !is_paid {
             // What lies within the file may be there already; asking for holes would take long.
             self.check_backing_room(context, end.saturating_sub(len.max(offset)))?;
@@ -204,7 +209,7 @@ impl Node {
             return Ok(());
         }
         file.count_write();
-        self.resize(file, &mut location, end)
+        self.resize(file, location, end)
     }
 
     /// Whether the backing store has room for so many bytes now.
@@ -217,18 +222,6 @@ impl Node {
             true => Ok(()),
             false => Err(NodeError::Posix(Errno::NOSPC)),
         }
-    }
-
-    /// Size and times of a file that was changed by other means than a write.
-    fn note_change(&self, file: &FileRef) -> Result<()> {
-        let now = clock::wall_time();
-        if let Some(place) = &file.location.read().place {
-            place.object.set_times(None, Some(now))?;
-        }
-        if !file.is_open() {
-            self.residency.settle(file)?;
-        }
-        Ok(())
     }
 
     /// The next data or hole at or after `offset`. What is not on a tier counts as the base says.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_meta::{Queue, Record};
 use forebay_store::Presence;
 use forebay_types::{Ino, Timestamp};
+use parking_lot::RwLockWriteGuard;
 use rustix::io::Errno;
 
 use crate::clock;
@@ -93,14 +94,35 @@ impl Node {
         {
             context.wait()?;
         }
-        {
-            let mut location = file.location.write();
-            self.given_up.check(context)?;
-            file.count_write();
-            fail_at!("node.truncate.before_object");
-            self.change_length(file, &mut location, record.ino, size)?;
+        fail_at!("node.truncate.looked");
+        let mut location = self.location_to_change(context, file, size == 0)?;
+        self.given_up.check(context)?;
+        file.count_write();
+        fail_at!("node.truncate.before_object");
+        self.change_length(file, &mut location, record.ino, size)
+    }
+
+    /// What lies where, to be changed; all of it is taken from the file if it is `emptied`. A caller that
+    /// may not wait has looked before whether it has to, but something may have come between: a write
+    /// past the tier, for one.
+    pub(crate) fn location_to_change<'a>(
+        &self,
+        context: &Context,
+        file: &'a FileRef,
+        emptied: bool,
+    ) -> Result<RwLockWriteGuard<'a, DataLocation>> {
+        if context.may_wait {
+            return Ok(file.location.write());
         }
-        Ok(())
+        let location = file.location.try_write().ok_or(NodeError::MustWait)?;
+        let on_tier = location.place.as_ref().is_some_and(|place| {
+            place.presence.is_none() && !Residency::needs_sync_to_change(place)
+        });
+        let may = match emptied {
+            true => !matches!(location.base, Underlay::Spill(_)),
+            false => on_tier,
+        };
+        if may { Ok(location) } else { Err(NodeError::MustWait) }
     }
 
     /// A record never says more than there is: it comes first where the file becomes shorter, and last
@@ -213,7 +235,7 @@ impl Node {
                 record.dirty = true;
                 Queue::Yes
             })?;
-            self.residency.drop_spill_or_later(ino);
+            self.residency.drop_spill_soon(ino);
         }
         Ok(())
     }

@@ -185,7 +185,7 @@ impl Residency {
             (record.dirty, record.spilled, record.attr.size) = (true, false, 0);
             Queue::Yes
         })?;
-        self.drop_spill_or_later(file.ino);
+        self.drop_spill_soon(file.ino);
         self.troubles.forget_lost(file.ino);
         tracing::warn!(ino = %file.ino, "a lost file is written anew");
         Ok(())

@@ -19,6 +19,8 @@ use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::defects::{BackgroundKind, Step};
+use crate::error::Result;
+use crate::failpoints::fail_at;
 use crate::residency::Residency;
 
 /// Files that may wait; more are taken away by those who remove them.
@@ -50,9 +52,26 @@ const NOTED_WITHIN: Duration = Duration::from_secs(2);
 /// Spill files that nobody needs any more.
 #[derive(Default)]
 struct Spills {
-    due: Mutex<HashSet<u64>>,
-    /// Held by whoever removes them.
-    at_it: Mutex<()>,
+    due: Mutex<DueSpills>,
+    /// Held by whoever sees to those that are due.
+    batch: Mutex<()>,
+    /// Held while one of them is removed.
+    removing: Mutex<()>,
+}
+
+#[derive(Default)]
+struct DueSpills {
+    /// By inode number, with the number of the call that said so: a file may let go of its spill file,
+    /// get another one and let go of that, while a batch waits for the first to be durable.
+    files: HashMap<u64, u64>,
+    calls: u64,
+}
+
+impl DueSpills {
+    fn add(&mut self, ino: u64) {
+        self.calls += 1;
+        self.files.insert(ino, self.calls);
+    }
 }
 
 #[derive(Default)]
@@ -169,31 +188,28 @@ impl Residency {
         }
     }
 
-    /// Removes the spill file of a removed file, in a moment.
+    /// Removes the spill file of a file that was removed or has let go of it, in a moment.
     pub(crate) fn drop_spill_soon(&self, ino: Ino) {
-        self.removals.2.due.lock().insert(ino.0);
+        self.note_spill_due(ino);
         self.drop_spills_later();
     }
 
-    /// Removes the spill file of a file that has let go of it; where that fails, it is tried again, which
-    /// nobody waits for.
-    pub(crate) fn drop_spill_or_later(&self, ino: Ino) {
-        if let Err(error) = self.drop_spill(ino) {
-            tracing::debug!(%ino, %error, "a spill file that nobody needs goes later");
-            self.removals.2.due.lock().insert(ino.0);
-        }
+    /// As [`Residency::drop_spill_soon`], with the next batch.
+    pub(crate) fn note_spill_due(&self, ino: Ino) {
+        self.removals.2.due.lock().add(ino.0);
     }
 
-    /// A file is about to have a spill file again, which must not go with the one before.
+    /// A file is about to have a spill file again, which must not go with the one before. Waits for the
+    /// removal of one file at most.
     pub(crate) fn keep_spill(&self, ino: Ino) {
-        let _nobody_at_it = self.removals.2.at_it.lock();
-        self.removals.2.due.lock().remove(&ino.0);
+        let _none_goes = self.removals.2.removing.lock();
+        self.removals.2.due.lock().files.remove(&ino.0);
     }
 
     /// Has the spill files removed that are due, also those that the backing store did not give up
     /// before.
     pub(crate) fn drop_spills_later(&self) {
-        if !self.removals.2.due.lock().is_empty() {
+        if !self.removals.2.due.lock().files.is_empty() {
             // Without a thread for it: at the next tick.
             let _found_one = self.later(|this| {
                 this.defects.attempt(BackgroundKind::Upkeep, Step::Spills as u64, || {
@@ -203,24 +219,39 @@ impl Residency {
         }
     }
 
-    /// Removes the spill files that are due; waits for others who are at it `until` then at most.
+    /// Removes the spill files that are due; waits for others who are at it `until` then at most. All of
+    /// them share one sync of the namespace: a power cut that takes back what let go of a spill file needs
+    /// that again.
     pub(crate) fn drop_spills(&self, until: Instant) {
-        let Some(_at_it) = self.removals.2.at_it.try_lock_until(until) else { return };
-        let due = std::mem::take(&mut *self.removals.2.due.lock());
+        let spills = &self.removals.2;
+        let Some(_batch) = spills.batch.try_lock_until(until) else { return };
+        let due: Vec<(u64, u64)> =
+            spills.due.lock().files.iter().map(|(&ino, &call)| (ino, call)).collect();
         if due.is_empty() {
             return;
         }
-        if let Err(error) = self.meta.sync() {
-            tracing::debug!(%error, "the spill files of removed files go later");
-            self.removals.2.due.lock().extend(due);
+        if let Err(error) = self.sync_before_spills_go() {
+            tracing::debug!(%error, "the spill files that nobody needs go later");
             return;
         }
-        for ino in due {
-            if let Err(error) = self.drop_forgotten_spill(Ino(ino)) {
-                tracing::debug!(ino, %error, "the spill file of a removed file goes later");
-                self.removals.2.due.lock().insert(ino);
+        for (ino, call) in due {
+            let _one = spills.removing.lock();
+            // Unless the file has another one since, or has let go of that as well.
+            if spills.due.lock().files.get(&ino) != Some(&call) {
+                continue;
+            }
+            match self.drop_forgotten_spill(Ino(ino)) {
+                Ok(()) => drop(spills.due.lock().files.remove(&ino)),
+                Err(error) => {
+                    tracing::debug!(ino, %error, "a spill file that nobody needs goes later");
+                }
             }
         }
+    }
+
+    fn sync_before_spills_go(&self) -> Result<()> {
+        fail_at!("node.spill.before_sync");
+        Ok(self.meta.sync()?)
     }
 
     /// Removes files of the daemon's own that the backing store did not give up before.

@@ -390,14 +390,14 @@ impl Residency {
         };
         let spill = Arc::new(self.make_spill(file.ino, over).inspect_err(|_| {
             // Nobody knows of it.
-            self.drop_spill_or_later(file.ino);
+            self.drop_spill_soon(file.ino);
         })?);
         if let Some(place) = &location.place
             && let Err(error) = self.mark_spilled(place, true)
         {
             // Nobody knows of it, if the header does not say so after all.
             if self.mark_spilled(place, false).is_ok() {
-                self.drop_spill_or_later(file.ino);
+                self.drop_spill_soon(file.ino);
             }
             return Err(error);
         }
@@ -423,7 +423,7 @@ impl Residency {
     /// tier failed in that moment.
     pub(crate) fn drop_useless_spill(&self, file: &File, location: &DataLocation) {
         if !matches!(location.base, Underlay::Spill(_)) && self.has_spill_noted(file.ino) {
-            self.drop_spill_or_later(file.ino);
+            self.drop_spill_soon(file.ino);
         }
     }
 
@@ -434,6 +434,7 @@ impl Residency {
         self.above.forget_half_written(ino)?;
         if self.has_spill_noted(ino) {
             // Until that is durable the file may have to be read from there after a power cut.
+            fail_at!("node.spill.before_sync");
             self.meta.sync()?;
         }
         self.backing.remove_spill(ino.0)?;
@@ -501,7 +502,7 @@ impl Residency {
             Queue::Yes
         })?;
         // Its map stands where it stood.
-        self.drop_spill_or_later(ino);
+        self.note_spill_due(ino);
         Ok(())
     }
 
@@ -537,11 +538,14 @@ impl Residency {
         Ok(self.meta.set_setting(&setting, &note)?)
     }
 
-    /// Removes what the spill area has for a file that needs no spill file, as it was removed, or let go
-    /// of it, or as nothing was written to it yet. Any other may be the only copy of somebody's bytes,
-    /// as when the end of the index's log is lost, and is set aside.
+    /// What the spill area has for a file that needs no spill file, as it was removed, or let go of it, or
+    /// as nothing was written to it yet, goes with the next batch. Any other may be the only copy of
+    /// somebody's bytes, as when the end of the index's log is lost, and is set aside.
     pub(crate) fn dismiss_spill(&self, ino: Ino, removed: bool) -> Result<()> {
-        let Some(spill) = self.backing.open_spill(ino.0)? else { return self.drop_spill(ino) };
+        let Some(spill) = self.backing.open_spill(ino.0)? else {
+            self.note_spill_due(ino);
+            return Ok(());
+        };
         let noted = self.meta.setting(&spill_setting(ino))?;
         let found = spill.file().stat()?.fingerprint();
         let known = noted.as_deref().is_some_and(|note| {
@@ -557,21 +561,15 @@ impl Residency {
             Err(error) => Err(error),
         };
         if known || empty()? {
-            return self.drop_spill(ino);
+            self.note_spill_due(ino);
+            return Ok(());
         }
         self.set_spill_aside(ino, "the index does not know it")
     }
 
-    /// Removes the spill file of a file that was removed or has let go of it. Not before that is durable:
-    /// a power cut that takes it back needs the spill file again.
-    pub(crate) fn drop_spill(&self, ino: Ino) -> Result<()> {
-        self.meta.sync()?;
-        self.drop_forgotten_spill(ino)
-    }
-
-    /// As [`Residency::drop_spill`], of a file that has let go of it durably: removes it, its map, and what
-    /// was noted about it.
-    pub(crate) fn drop_forgotten_spill(&self, ino: Ino) -> Result<()> {
+    /// Removes the spill file of a file that was removed or has let go of it, which is durable: it, its map,
+    /// and what was noted about it.
+    pub(super) fn drop_forgotten_spill(&self, ino: Ino) -> Result<()> {
         self.backing.remove_spill(ino.0)?;
         Ok(self.meta.remove_setting(&spill_setting(ino))?)
     }

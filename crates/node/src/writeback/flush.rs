@@ -531,7 +531,7 @@ impl Writeback {
             Queue::Yes
         })?;
         drop(one_at_a_time);
-        self.residency.drop_spill_or_later(file.ino);
+        self.residency.note_spill_due(file.ino);
         Ok(())
     }
 

@@ -352,12 +352,20 @@ impl Writeback {
     }
 }
 
+/// What follows the name of a file in that of this mount's version.
+const MARK: &str = ".forebay-conflict-";
+
+/// Whether a name may be one that [`conflict_name`] made.
+pub(super) fn is_conflict_name(name: &[u8]) -> bool {
+    name.windows(MARK.len()).any(|part| part == MARK.as_bytes())
+}
+
 /// `NAME.forebay-conflict-HOST-TIME`, shortened where it would be too long for a name.
 pub(super) fn conflict_name(name: &[u8], now: Timestamp, attempt: u32) -> Vec<u8> {
     let host = rustix::system::uname();
     let host: String = host.nodename().to_string_lossy().chars().take(64).collect();
     let host = host.replace('/', "_");
-    let mut suffix = format!(".forebay-conflict-{host}-{}", utc(now));
+    let mut suffix = format!("{MARK}{host}-{}", utc(now));
     if attempt > 0 {
         suffix.push_str(&format!("-{attempt}"));
     }

@@ -36,6 +36,8 @@ pub(super) struct Conflicts {
     latest: VecDeque<Conflict>,
     file: Option<PathBuf>,
     lines: usize,
+    /// The file has some that are resolved.
+    behind: bool,
 }
 
 impl Conflicts {
@@ -57,7 +59,7 @@ impl Conflicts {
         // What is appended to a line that was cut short is lost with it: then all is written anew first.
         let is_whole = text.is_empty() || text.ends_with('\n');
         let lines = if is_whole { text.lines().count() } else { 2 * MOST };
-        Conflicts { count: 0, latest, file: Some(file), lines }
+        Conflicts { count: 0, latest, file: Some(file), lines, behind: false }
     }
 
     pub(super) fn add(&mut self, conflict: Conflict) {
@@ -84,6 +86,21 @@ impl Conflicts {
             self.complain(written);
         }
         forgotten
+    }
+
+    /// As [`Conflicts::forget`]; the file follows by [`Conflicts::write_if_behind`], for there may be many
+    /// calls in a row.
+    pub(super) fn settle(&mut self, is_done: &mut dyn FnMut(&Conflict) -> bool) {
+        let before = self.latest.len();
+        self.latest.retain(|conflict| !is_done(conflict));
+        self.behind |= self.latest.len() < before;
+    }
+
+    pub(super) fn write_if_behind(&mut self) {
+        if self.behind {
+            let written = self.write_all();
+            self.complain(written);
+        }
     }
 
     /// Puts one in place of another, in which its names are as they are now.
@@ -119,7 +136,7 @@ impl Conflicts {
         let mut written = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&new)?;
         written.write_all(text.as_bytes())?;
         std::fs::rename(&new, file)?;
-        self.lines = self.latest.len();
+        (self.lines, self.behind) = (self.latest.len(), false);
         Ok(())
     }
 
@@ -141,22 +158,22 @@ fn read(file: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `SECONDS,DIR,NUMBER PATH OURS WHY`, names with percent signs for what they may not have; `-` for none.
-/// The numbers are those of [`Seen`]; older programs wrote none.
+/// `SECONDS,DIR,NUMBER,NUMBER... PATH OURS WHY`, names with percent signs for what they may not have; `-` for
+/// none. The numbers are those of [`Seen`]; older programs wrote none, or the first two.
 fn line_of(conflict: &Conflict) -> String {
     let encoded = |bytes: &[u8]| percent_encode(bytes, RESERVED).to_string();
     let ours = conflict.ours.as_ref().map_or("-".to_owned(), |ours| format!("={}", encoded(ours)));
-    let Seen { dir, dir_below } = conflict.seen;
-    let (sec, path) = (conflict.when.sec, encoded(&conflict.path));
-    format!("{sec},{dir},{dir_below} ={path} {ours} {}\n", conflict.why)
+    let numbers: String = conflict.seen.below.iter().map(|number| format!(",{number}")).collect();
+    let (sec, dir, path) = (conflict.when.sec, conflict.seen.dir, encoded(&conflict.path));
+    format!("{sec},{dir}{numbers} ={path} {ours} {}\n", conflict.why)
 }
 
 fn of_line(line: &str) -> Option<Conflict> {
     let mut fields = line.splitn(4, ' ');
     let mut first = fields.next()?.split(',');
     let sec = first.next()?.parse().ok()?;
-    let mut number = || first.next().map_or(Ok(0), str::parse).ok();
-    let seen = Seen { dir: number()?, dir_below: number()? };
+    let dir = first.next().map_or(Ok(0), str::parse).ok()?;
+    let seen = Seen { dir, below: first.map(str::parse).collect::<Result<_, _>>().ok()? };
     let name = |field: &str| -> Option<Vec<u8>> {
         Some(percent_decode_str(field.strip_prefix('=')?).collect())
     };
@@ -183,8 +200,9 @@ mod tests {
     #[test]
     fn conflict_when_its_directory_was_moved_then_a_restart_knows_its_place_and_older_lines() {
         let dir = tempfile::tempdir().unwrap();
-        let seen = Seen { dir: 5, dir_below: u64::MAX };
-        let moved = |path: &[u8]| Conflict { seen, ..conflict(path, Some(b"our name")) };
+        let seen = Seen { dir: 5, below: vec![u64::MAX, 0, 7] };
+        let moved =
+            |path: &[u8]| Conflict { seen: seen.clone(), ..conflict(path, Some(b"our name")) };
         let all = [moved(b"here and/there/its name"), moved(b"its name")];
         assert_eq!(all[0].kept_as(), b"here and/there/our name");
         let mut list = Conflicts::load(dir.path());
@@ -198,6 +216,13 @@ mod tests {
         let older = Conflicts::load(dir.path()).snapshot().1;
         assert_eq!(older, [conflict(b"d/a", Some(b"b"))]);
         assert_eq!(older[0].kept_as(), b"d/b");
+        std::fs::write(
+            dir.path().join(FILE),
+            "1700000000,5,6 =d/a =b changed here and by others\n",
+        )
+        .unwrap();
+        let older = Conflicts::load(dir.path()).snapshot().1;
+        assert_eq!(older[0].seen, Seen { dir: 5, below: vec![6] });
     }
 
     #[test]

@@ -1,0 +1,209 @@
+//! Spill files that nobody needs any more: they go together, after what let go of them is durable, and
+//! nobody waits for that.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use forebay_node::{Context, Ino, NodeError, SetAttr};
+use parking_lot::Mutex;
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// One test at a time: fail points are the process's.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Where the namespace is made durable before spill files go.
+const SYNC: &str = "node.spill.before_sync";
+
+/// Who asks on a thread that may not wait.
+const READER: Context = Context { may_wait: false, ..CONTEXT };
+
+/// Takes a fail point back at the end.
+struct Point(&'static str);
+
+impl Drop for Point {
+    fn drop(&mut self) {
+        fail::remove(self.0);
+    }
+}
+
+/// How often somebody comes by a fail point.
+fn counted(point: &'static str) -> (Point, Arc<AtomicU64>) {
+    let count = Arc::new(AtomicU64::new(0));
+    let counter = count.clone();
+    fail::cfg_callback(point, move || {
+        counter.fetch_add(1, Ordering::AcqRel);
+    })
+    .unwrap();
+    (Point(point), count)
+}
+
+/// Holds the first who comes by a fail point: says that he has come, and lets him go.
+fn held(point: &'static str) -> (Point, Receiver<()>, SyncSender<()>) {
+    let (come, arrived) = sync_channel(1);
+    let (go, gone) = sync_channel(1);
+    let (first, gone) = (AtomicBool::new(true), Mutex::new(gone));
+    fail::cfg_callback(point, move || {
+        if first.swap(false, Ordering::AcqRel) {
+            come.send(()).unwrap();
+            let _ = gone.lock().recv_timeout(LIMIT);
+        }
+    })
+    .unwrap();
+    (Point(point), arrived, go)
+}
+
+/// A node whose only tier is held by a file that is open, so that all else goes past it; its handle.
+fn full() -> (Rig, u64) {
+    let rig = Rig::small(MIB);
+    let fh = rig.create("filler");
+    rig.write(fh, 0, &noise(1, MIB - 8 * KIB));
+    (rig, fh)
+}
+
+fn spill_files(rig: &Rig) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(rig.backing().join(".forebay/spill"));
+    found.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn wait_until_all_went(rig: &Rig) {
+    let until = Instant::now() + LIMIT;
+    while !spill_files(rig).is_empty() {
+        assert!(Instant::now() < until, "{:?}", spill_files(rig));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn empty(rig: &Rig, name: &str, by: &Context) -> Result<(), NodeError> {
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    rig.node().setattr(by, rig.ino(name), &set).map(drop)
+}
+
+const MANY: u64 = 40;
+
+/// Files that lay past the tier and were emptied, and whose spill files are there still.
+fn many_let_go_of() -> Rig {
+    let (rig, filler) = full();
+    let _unsynced = Point(SYNC);
+    fail::cfg(SYNC, "return").unwrap();
+    for number in 0..MANY {
+        let name = format!("file{number}");
+        rig.put(&name, &noise(number, 30 * KIB));
+        empty(&rig, &name, &CONTEXT).unwrap();
+    }
+    assert!(spill_files(&rig).len() as u64 >= MANY, "{:?}", spill_files(&rig));
+    rig.node().release(filler);
+    rig
+}
+
+#[test]
+fn spill_files_when_many_are_needed_no_more_then_a_start_syncs_once_for_all() {
+    let _one = ONE.lock();
+    let mut rig = many_let_go_of();
+    rig.crash();
+    let (_point, syncs) = counted(SYNC);
+    rig.start();
+    wait_until_all_went(&rig);
+    // The thread that looks now and then may find the last of them.
+    assert!(syncs.load(Ordering::Acquire) <= 3, "{syncs:?}");
+    for number in 0..MANY {
+        assert_eq!(rig.size(&format!("file{number}")), 0);
+    }
+}
+
+#[test]
+fn spill_files_when_many_are_needed_no_more_then_a_stop_syncs_once_for_all() {
+    let _one = ONE.lock();
+    let rig = many_let_go_of();
+    let (_point, syncs) = counted(SYNC);
+    rig.node().stop(LIMIT);
+    assert_eq!(spill_files(&rig), [PathBuf::new(); 0]);
+    assert!(syncs.load(Ordering::Acquire) <= 3, "{syncs:?}");
+}
+
+#[test]
+fn writer_past_the_tier_when_others_spill_files_wait_for_a_sync_then_does_not_wait_for_it() {
+    let _one = ONE.lock();
+    let (rig, filler) = full();
+    for name in ["emptied", "removed"] {
+        rig.put(name, &noise(2, 30 * KIB));
+    }
+    let unsynced = Point(SYNC);
+    fail::cfg(SYNC, "return").unwrap();
+    empty(&rig, "emptied", &CONTEXT).unwrap();
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"removed").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    drop(unsynced);
+    let (_point, arrived, go) = held(SYNC);
+    arrived.recv_timeout(LIMIT).expect("nobody makes it durable");
+    let begun = Instant::now();
+    rig.put("new", &noise(3, 30 * KIB));
+    // And the very file: what it has now must not go with what it had.
+    let fh = rig.open("emptied", libc::O_RDWR);
+    rig.write(fh, 0, &noise(4, 30 * KIB));
+    let took = begun.elapsed();
+    go.send(()).unwrap();
+    assert!(took < LIMIT / 2, "{took:?}");
+    std::thread::sleep(Duration::from_millis(300));
+    rig.node().release(fh);
+    for (name, seed) in [("new", 3), ("emptied", 4)] {
+        same(&rig.get(name), &noise(seed, 30 * KIB), name);
+    }
+    rig.node().release(filler);
+    rig.drain();
+    same(&rig.plain("emptied"), &noise(4, 30 * KIB), "in the backing store");
+    wait_until_all_went(&rig);
+}
+
+/// A file lets go of its spill file, gets another and lets go of that, all while the batch of the first
+/// waits to be durable: the second is not, and stays until it is.
+#[test]
+fn spill_file_when_let_go_of_twice_during_a_sync_then_the_second_waits_for_the_next() {
+    let _one = ONE.lock();
+    let (rig, _filler) = full();
+    rig.put("file", &noise(2, 30 * KIB));
+    let (_point, arrived, go) = held(SYNC);
+    empty(&rig, "file", &CONTEXT).unwrap();
+    arrived.recv_timeout(LIMIT).expect("nobody makes it durable");
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &noise(4, 30 * KIB));
+    empty(&rig, "file", &CONTEXT).unwrap();
+    fail::cfg(SYNC, "return").unwrap();
+    go.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(spill_files(&rig).len(), 1);
+    fail::remove(SYNC);
+    rig.node().release(fh);
+    wait_until_all_went(&rig);
+}
+
+#[test]
+fn reader_that_empties_a_file_when_it_goes_past_the_tier_meanwhile_then_has_to_wait() {
+    let _one = ONE.lock();
+    let (rig, _filler) = full();
+    let fh = rig.create("file");
+    let (_point, arrived, go) = held("node.truncate.looked");
+    let (_syncs_point, syncs) = counted(SYNC);
+    std::thread::scope(|scope| {
+        let emptied = scope.spawn(|| empty(&rig, "file", &READER));
+        arrived.recv_timeout(LIMIT).expect("nobody truncates");
+        rig.write(fh, 0, &noise(4, 60 * KIB));
+        let before = syncs.load(Ordering::Acquire);
+        go.send(()).unwrap();
+        let done = emptied.join().unwrap();
+        assert!(matches!(done, Err(NodeError::MustWait)), "{done:?}");
+        assert_eq!(syncs.load(Ordering::Acquire), before);
+    });
+    same(&rig.read_all(fh), &noise(4, 60 * KIB), "nothing has changed");
+    empty(&rig, "file", &CONTEXT).unwrap();
+    assert_eq!(rig.size("file"), 0);
+    rig.node().release(fh);
+}
