@@ -179,6 +179,18 @@ impl Trace {
         Ok(Self::new(requests))
     }
 
+    /// The same with the bytes that each file takes of a mount's tier: whole blocks, and one for the
+    /// header.
+    #[must_use]
+    pub fn mounted(self) -> Self {
+        const BLOCK: u64 = 4096;
+        let taken = |request: Request| Request {
+            size: request.size.div_ceil(BLOCK).saturating_add(1).saturating_mul(BLOCK),
+            ..request
+        };
+        Self::new(self.requests.into_iter().map(taken).collect())
+    }
+
     /// Bytes of the distinct files, each at its largest.
     #[must_use]
     pub fn footprint(&self) -> u64 {
