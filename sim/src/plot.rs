@@ -42,7 +42,7 @@ const COLOURS: [&str; 7] =
 const DASHES: [&str; 3] = ["none", "6 3", "2 3"];
 
 /// What charts show again and again, and the colours of each: a policy looks the same in all of them.
-const KNOWN: [(&str, usize, usize); 16] = [
+const KNOWN: [(&str, usize, usize); 17] = [
     ("lru", 0, 0),
     ("s3fifo", 1, 0),
     ("sieve", 2, 0),
@@ -59,6 +59,7 @@ const KNOWN: [(&str, usize, usize); 16] = [
     ("belady", 6, 1),
     ("belady-size", 0, 2),
     ("heuristic-printed", 1, 2),
+    ("clock2q+", 2, 2),
 ];
 
 /// How a line is drawn.
