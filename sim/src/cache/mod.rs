@@ -462,9 +462,6 @@ enum Axis {
     Time,
 }
 
-/// Values that are so many times as large as others are drawn by their logarithms.
-const DECADES: f64 = 30.0;
-
 fn chart(rows: &[Row], axis: Axis) -> Chart {
     let mut lines: Vec<Line> = Vec::new();
     let mut add = |name: &str, size: u64, value: f64| {
@@ -502,15 +499,6 @@ fn chart(rows: &[Row], axis: Axis) -> Chart {
         Axis::Time => ("Elapsed time", "time (seconds)"),
     };
     let x_label = "cache size (bytes)".into();
-    let values = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
-    let least = values().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
-    let most = values().fold(0.0, f64::max);
-    Chart {
-        title: title.into(),
-        x_label,
-        y_label: y_label.into(),
-        log_x: true,
-        log_y: most >= DECADES * least,
-        lines,
-    }
+    let (title, y_label) = (title.into(), y_label.into());
+    Chart { title, x_label, y_label, log_x: true, log_y: false, lines }.by_span()
 }
