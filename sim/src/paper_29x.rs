@@ -343,6 +343,7 @@ fn chart(points: &[Point]) -> Chart {
         log_y: false,
         lines,
     }
+    .by_span()
 }
 
 #[cfg(test)]

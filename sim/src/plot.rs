@@ -28,6 +28,9 @@ pub struct Chart {
     pub lines: Vec<Line>,
 }
 
+/// Values that are so many times as large as others are drawn by their logarithms.
+const DECADES: f64 = 30.0;
+
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 460.0;
 const LEFT: f64 = 70.0;
@@ -41,8 +44,9 @@ const COLOURS: [&str; 7] =
 
 const DASHES: [&str; 3] = ["none", "6 3", "2 3"];
 
-/// What charts show again and again, and the colours of each: a policy looks the same in all of them.
-const KNOWN: [(&str, usize, usize); 16] = [
+/// What charts show again and again, and the colours of each: a policy looks the same in all of them,
+/// and so does what moves tasks, shares pages or plans streams.
+const KNOWN: [(&str, usize, usize); 27] = [
     ("lru", 0, 0),
     ("s3fifo", 1, 0),
     ("sieve", 2, 0),
@@ -59,6 +63,17 @@ const KNOWN: [(&str, usize, usize); 16] = [
     ("belady", 6, 1),
     ("belady-size", 0, 2),
     ("heuristic-printed", 1, 2),
+    ("clock2q+", 2, 2),
+    ("none", 6, 0),
+    ("no", 6, 0),
+    ("static", 0, 0),
+    ("paper", 1, 0),
+    ("paper-grid", 1, 1),
+    ("ours", 2, 0),
+    ("sweep", 0, 0),
+    ("sp", 3, 0),
+    ("gpmp", 1, 0),
+    ("ring", 2, 0),
 ];
 
 /// How a line is drawn.
@@ -72,7 +87,7 @@ struct Look {
 /// The looks of lines by their names. The first word says what a line is about, and has the colour;
 /// further lines about the same differ in dashes and markers.
 fn looks(lines: &[Line]) -> Vec<Look> {
-    let subject = |line: &Line| line.name.split(' ').next().unwrap_or("").to_owned();
+    let subject = |line: &Line| line.name.split([' ', ',']).next().unwrap_or("").to_owned();
     let known = |name: &str| KNOWN.iter().find(|known| known.0 == name);
     let all_known = lines.iter().all(|line| known(&subject(line)).is_some());
     let look = |(at, line): (usize, &Line)| {
@@ -126,6 +141,15 @@ fn escape(text: &str) -> String {
 }
 
 impl Chart {
+    /// With y by its logarithm if the values span decades and none of them is 0, which has none.
+    #[must_use]
+    pub fn by_span(self) -> Self {
+        let values = || self.lines.iter().flat_map(|line| &line.points).map(|point| point.1);
+        let least = values().fold(f64::INFINITY, f64::min);
+        let log_y = least > 0.0 && values().fold(0.0, f64::max) >= DECADES * least;
+        Self { log_y, ..self }
+    }
+
     /// The chart as an SVG document.
     #[must_use]
     pub fn to_svg(&self) -> String {
@@ -313,6 +337,9 @@ mod tests {
         let timed = of(&["lru disk+0", "lru disk+9", "arc disk+0"]);
         assert_eq!((timed[0].colour, timed[1].colour, timed[2]), (0, 0, all[2]));
         assert_ne!(timed[0], timed[1]);
+        let streams = of(&["sweep", "sp, 2 MB", "sp, 4 MB", "gpmp 1 s, k = 6", "ring"]);
+        assert_eq!((streams[1].colour, streams[3]), (streams[2].colour, of(&["gpmp"])[0]));
+        assert_ne!(streams[1], streams[2]);
         let mut others = of(&["16 nodes", "32 nodes", "64 nodes"]);
         others.dedup_by_key(|look| look.colour);
         assert_eq!(others.len(), 3);
@@ -336,6 +363,20 @@ mod tests {
         }
         let line = svg.split("<polyline points=\"").nth(1).and_then(|rest| rest.split('"').next());
         assert_eq!(line.map(|points| points.split(' ').count()), Some(2), "the zero is left out");
+    }
+
+    #[test]
+    fn chart_by_its_span_then_logarithmic_over_decades_without_zero() {
+        let of = |values: [f64; 3]| {
+            let points = values.into_iter().map(|value| (1.0, value)).collect();
+            let lines = vec![Line { name: "l".into(), points }];
+            let none = String::new;
+            let (title, x_label, y_label) = (none(), none(), none());
+            let chart = Chart { title, x_label, y_label, log_x: false, log_y: false, lines };
+            chart.by_span().log_y
+        };
+        assert!(of([0.03, 1.0, 1_943.0]) && of([1.0, 2.0, 30.0]));
+        assert!(!of([15.0, 30.0, 52.0]) && !of([0.0, 1.0, 61.0]));
     }
 
     #[test]

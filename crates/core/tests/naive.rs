@@ -107,6 +107,22 @@ fn arc_on_pages_then_as_the_figure_of_its_paper() {
     }
 }
 
+/// A small queue of fewer than two pages has no room for the newcomer itself: then there is none.
+#[test]
+fn clock2q_on_pages_then_as_three_lists_and_a_window() {
+    for family in Family::ALL {
+        for seed in 0..SEEDS {
+            let trace = in_pages(&family.trace(seed));
+            for capacity in [trace.capacity.max(20), 20, 40, 60] {
+                let trace = Trace { requests: trace.requests.clone(), capacity };
+                let got = run(&trace, "clock2q+", &PolicyConfig::new(capacity));
+                let expected = online::clock2q(&trace);
+                assert_eq!(got, expected, "{family:?}, seed {seed}, {capacity} pages");
+            }
+        }
+    }
+}
+
 #[test]
 fn heuristic_then_as_algorithms_2_and_3_line_by_line() {
     assert_same("heuristic", told::heuristic);

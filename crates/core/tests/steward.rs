@@ -419,6 +419,56 @@ fn promotion_whose_victims_would_evict_it_then_it_is_only_evicted() {
     assert!(moves.count() <= 1, "{actions:?}");
 }
 
+/// A file's header and the rest of its last block are known when it has come, not when it asks. Were no
+/// room made for them, every newcomer to a full tier would pass the high mark, and down to the low one
+/// everything would leave.
+#[test]
+fn newcomers_that_take_a_block_more_than_they_ask_for_then_the_tier_stays_full() {
+    const LARGEST: u64 = 128 << 10;
+    let tier = TierConfig::new(Bytes(64 << 20));
+    let (high, low) = (tier.high.0, tier.low.0);
+    for policy in ["lru", "s3fifo", "auto"] {
+        let config = StewardConfig::new(vec![tier.clone()], policy);
+        let mut steward = Steward::new(&config).expect("a sound configuration");
+        let mut held = BTreeMap::new();
+        let mut least = u64::MAX;
+        for at in 0..6_000u64 {
+            let object = Ino(at);
+            let size = LARGEST >> (at * at % 31 % 6);
+            let mut events = vec![
+                Event::Access { object, size: Bytes(size), write: false },
+                Event::Wanted { object, size: Bytes(size), prefetch: false },
+            ];
+            let mut next = 0;
+            while let Some(event) = events.get(next).cloned() {
+                next += 1;
+                let mut actions = Vec::new();
+                steward.step(Tick(at), &event, &mut actions);
+                for action in actions {
+                    match action {
+                        Action::Place { object, tier, .. } => {
+                            held.insert(object, size + 4096);
+                            let bytes = Bytes(size + 4096);
+                            events.push(Event::Resident { object, tier, bytes });
+                        }
+                        Action::Evict { object, .. } => {
+                            held.remove(&object);
+                            events.push(Event::Removed { object });
+                        }
+                        other => panic!("{policy}: {other:?}"),
+                    }
+                }
+            }
+            let sum = held.values().sum::<u64>();
+            assert!(sum <= high, "{policy}: {sum} of {high}");
+            if at > 3_000 {
+                least = least.min(sum);
+            }
+        }
+        assert!(least > high - 3 * LARGEST && least > low, "{policy}: {least} of {low} to {high}");
+    }
+}
+
 #[test]
 fn admission_larger_than_the_first_tier_then_the_second_takes_it() {
     let tiers = vec![TierConfig::new(Bytes(100)), TierConfig::new(Bytes(1_000))];

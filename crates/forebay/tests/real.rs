@@ -611,6 +611,51 @@ fn a_recorded_run_is_hinted_followed_and_its_decisions_replay() {
     assert!(log.contains("> fetch ") && log.contains("> evict "), "nothing was decided");
 }
 
+/// Files of 64 to 512 KiB in a random order, popular ones by Zipf's law; the simulator is given what
+/// was opened, by name and size, and the size of the tier.
+#[test]
+fn opens_of_a_mount_when_simulated_then_as_many_miss() {
+    if !can_mount() {
+        return;
+    }
+    const FILES: usize = 400;
+    for policy in ["lru", "s3fifo"] {
+        let site = Site::new();
+        let mut state = 7u64;
+        let mut unit = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let sizes: Vec<u64> = (0..FILES).map(|_| (64 << 10) << (unit() * 4.0) as u32).collect();
+        for (file, size) in sizes.iter().enumerate() {
+            let planted = fs::File::create(site.path(&format!("backing/f{file}"))).unwrap();
+            planted.set_len(*size).unwrap();
+        }
+        let tier = format!("{}=32M", site.text("tier"));
+        let (backing, mnt, trace) = (site.text("backing"), site.text("mnt"), site.text("trace"));
+        let mount = ["mount", &backing, &mnt, "--tier", &tier, "--policy", policy];
+        let (code, text) = site.run(&mount);
+        assert_eq!(code, 0, "{text}");
+        let mut opened = String::from("id,size\n");
+        for _ in 0..2_500 {
+            let file = (FILES as f64).powf(unit()) as usize - 1;
+            fs::File::open(site.path(&format!("mnt/f{file}"))).unwrap();
+            opened.push_str(&format!("{file},{}\n", sizes[file]));
+        }
+        let status = site.status();
+        fs::write(&trace, opened).unwrap();
+        let run = ["sim", "cache", "--trace", &trace, "--size", "32M", "--mounted"];
+        let (code, text) = site.run(&[&run[..], &["--policy", policy, "--json"]].concat());
+        assert_eq!(code, 0, "{text}");
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let [mounted, simulated] = [&status, &report].map(|of| of["misses"].as_u64().unwrap());
+        assert!(mounted > 500, "{policy}: {mounted} of 2,500 opens missed");
+        let apart = mounted.abs_diff(simulated) as f64 / mounted as f64;
+        assert!(apart <= 0.02, "{policy}: {mounted} misses, {simulated} in the simulator");
+        println!("{policy}: {mounted} misses, {simulated} in the simulator");
+    }
+}
+
 #[test]
 fn hints_from_lists_permutations_and_patterns_are_taken_and_withdrawn() {
     if !can_mount() {

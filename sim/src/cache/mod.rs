@@ -56,6 +56,10 @@ pub struct CacheArgs {
     /// Bytes of the cache (K, M, G, T for powers of 1024); several for a curve.
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
     pub size: Vec<u64>,
+    /// Count as a mount does: --size is that of its tier, of which files may take what the reserve and
+    /// the high mark leave (93.1 %), and each file takes whole blocks of 4 KiB and one for its header.
+    #[arg(long)]
+    pub mounted: bool,
     /// Policies to compare.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "lru")]
     pub policy: Vec<String>,
@@ -248,6 +252,7 @@ pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
         (None, Some(kind)) => generate::generate(kind, args.files, args.requests, args.seed),
         (None, None) => return Err(SimError::Usage("give --trace FILE or --generate KIND")),
     };
+    let trace = if args.mounted { trace.mounted() } else { trace };
     if let Some(path) = &args.save {
         trace.write(path, args.save_format)?;
     }
@@ -288,8 +293,14 @@ pub fn run_cli(args: &CacheArgs, out: &mut dyn Write) -> Result<(), SimError> {
     Ok(())
 }
 
+/// What files may take of a cache: of a mount's tier what the defaults of `--reserve` (2 %) and
+/// `--high-mark` (95 %) leave.
+fn capacity(args: &CacheArgs, size: u64) -> u64 {
+    if args.mounted { (size - size / 50) / 20 * 19 } else { size }
+}
+
 fn options(args: &CacheArgs, policy: &str, size: u64) -> Options {
-    let mut config = PolicyConfig::new(size);
+    let mut config = PolicyConfig::new(capacity(args, size));
     config.chunk = args.chunk.unwrap_or(config.chunk);
     config.request_cost = args.request_cost;
     config.admit_large = args.admit_large;
@@ -309,10 +320,11 @@ fn rows(trace: &Trace, args: &CacheArgs) -> Result<Vec<Row>, SimError> {
     let threads = args.threads.unwrap_or(processors);
     let sizes = if args.no_bound { &[][..] } else { &args.size[..] };
     let bounds = parallel(threads, sizes, |size| {
+        let capacity = capacity(args, *size);
         if args.bounds {
-            Bounds::of(trace, *size)
+            Bounds::of(trace, capacity)
         } else {
-            Bounds { pfoo_l: 0, foo: bounds::foo(trace, *size), pfoo_u: 0 }
+            Bounds { pfoo_l: 0, foo: bounds::foo(trace, capacity), pfoo_u: 0 }
         }
     });
     let mut jobs = Vec::new();
@@ -450,9 +462,6 @@ enum Axis {
     Time,
 }
 
-/// Values that are so many times as large as others are drawn by their logarithms.
-const DECADES: f64 = 30.0;
-
 fn chart(rows: &[Row], axis: Axis) -> Chart {
     let mut lines: Vec<Line> = Vec::new();
     let mut add = |name: &str, size: u64, value: f64| {
@@ -490,15 +499,6 @@ fn chart(rows: &[Row], axis: Axis) -> Chart {
         Axis::Time => ("Elapsed time", "time (seconds)"),
     };
     let x_label = "cache size (bytes)".into();
-    let values = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
-    let least = values().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
-    let most = values().fold(0.0, f64::max);
-    Chart {
-        title: title.into(),
-        x_label,
-        y_label: y_label.into(),
-        log_x: true,
-        log_y: most >= DECADES * least,
-        lines,
-    }
+    let (title, y_label) = (title.into(), y_label.into());
+    Chart { title, x_label, y_label, log_x: true, log_y: false, lines }.by_span()
 }

@@ -181,7 +181,7 @@ fn lines() -> Vec<Line> {
 
 fn chart(title: &str, x_label: &str, y_label: &str, log_x: bool, lines: Vec<Line>) -> Chart {
     let (title, x_label, y_label) = (title.into(), x_label.into(), y_label.into());
-    Chart { title, x_label, y_label, log_x, log_y: false, lines }
+    Chart { title, x_label, y_label, log_x, log_y: false, lines }.by_span()
 }
 
 fn workloads(args: &MigrateArgs) -> Table {

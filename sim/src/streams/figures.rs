@@ -28,7 +28,7 @@ fn fields(values: &[f64]) -> Vec<String> {
 
 fn chart(title: &str, x: &str, y: &str, lines: Vec<Line>) -> Option<Chart> {
     let (title, x_label, y_label) = (title.into(), x.into(), y.into());
-    Some(Chart { title, x_label, y_label, log_x: false, log_y: false, lines })
+    Some(Chart { title, x_label, y_label, log_x: false, log_y: false, lines }.by_span())
 }
 
 /// Figure 2, and the same for other rounds and caches.

@@ -19,6 +19,7 @@
 mod arc;
 mod auto;
 mod belady;
+mod clock2q;
 mod gdsf;
 mod ghost;
 mod heuristic;
@@ -43,6 +44,7 @@ mod wtinylfu;
 pub use arc::Arc;
 pub use auto::{Auto, CHOICES};
 pub use belady::{belady, belady_size};
+pub use clock2q::Clock2QPlus;
 pub use gdsf::Gdsf;
 pub use heuristic::Heuristic;
 pub(crate) use index::Map;
@@ -67,6 +69,7 @@ pub const NAMES: &[&str] = &[
     "gdsf",
     "wtinylfu",
     "arc",
+    "clock2q+",
     "auto",
     "belady",
     "belady-size",
@@ -362,6 +365,7 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "gdsf" => ordered(Gdsf::default()),
         "wtinylfu" => ordered(WTinyLfu::new(config)),
         "arc" => ordered(Arc::new(config)),
+        "clock2q+" => ordered(Clock2QPlus::new(config)),
         "auto" => Box::new(Auto::new(config)),
         "belady" => ordered(belady()),
         "belady-size" => ordered(belady_size()),

@@ -92,6 +92,10 @@ struct TierState {
     relieving: bool,
     /// Bytes that a writer waits for.
     pressure: Bytes,
+    /// The most that an object was found to take beyond what it asked for: its header and the rest of
+    /// its last block. Without room for that every newcomer to a full tier would pass the high mark,
+    /// and room would be made down to the low one.
+    surcharge: Bytes,
 }
 
 impl TierState {
@@ -109,6 +113,20 @@ impl TierState {
         };
         let marked = if self.relieving { self.level() - self.config.low } else { Bytes::ZERO };
         pressed.max(marked)
+    }
+
+    /// What counts as used when a newcomer asks for room.
+    fn used_before(&self, candidate: &Candidate) -> Bytes {
+        let whole = Bytes(candidate.size) + self.surcharge;
+        let apart = candidate.resident == 0 && whole <= self.config.high;
+        self.level() + if apart { self.surcharge } else { Bytes::ZERO }
+    }
+
+    /// A newcomer takes so many bytes more than were promised to it. What one writes meanwhile is not
+    /// what the next one will take, so that only a small part of the tier is believed.
+    fn surcharged(&mut self, extra: Bytes) {
+        let believed = Bytes(self.config.high.0 / 256);
+        self.surcharge = self.surcharge.max(extra.min(believed));
     }
 
     /// Whether so many more bytes fit beside everything that is still there.
@@ -157,6 +175,7 @@ impl Steward {
                 incoming: Bytes::ZERO,
                 relieving: false,
                 pressure: Bytes::ZERO,
+                surcharge: Bytes::ZERO,
             });
         }
         Ok(Self {
@@ -368,7 +387,7 @@ impl Steward {
         let tier_state = self.tier_states.get_mut(tier.index())?;
         let room = Room {
             capacity: tier_state.config.high.0,
-            used: tier_state.level().0,
+            used: tier_state.used_before(&candidate).0,
             limit: self.batch,
             busy: &busy,
         };
@@ -485,6 +504,11 @@ impl Steward {
             entry.hits = 0;
         });
         let tier_state = &mut self.tier_states[tier.index()];
+        if let Transfer::Arriving { on, promised } = before.transfer
+            && on == tier
+        {
+            tier_state.surcharged(bytes - promised);
+        }
         tier_state.used += bytes;
         tier_state.policy.inserted(object.0, bytes.0);
     }

@@ -194,3 +194,76 @@ pub fn s3fifo(trace: &Trace) -> Run {
     }
     run
 }
+
+/// A page of Clock2Q+'s small queue or clock: its id, the pages that had come into the small queue
+/// with it, its bit.
+type Page = (u64, u64, bool);
+
+#[derive(Default)]
+struct Clock2Q {
+    small: Vec<Page>,
+    clock: Vec<Page>,
+    ghosts: Vec<u64>,
+    came: u64,
+}
+
+impl Clock2Q {
+    fn evict(&mut self, small_most: usize, ghosts_most: usize, capacity: usize) {
+        let mut from_small = self.clock.len() <= capacity - small_most && !self.small.is_empty();
+        loop {
+            from_small &= !self.small.is_empty();
+            if from_small {
+                let (id, _, used) = self.small.remove(0);
+                if used {
+                    self.clock.push((id, 0, false));
+                    continue;
+                }
+                self.ghosts.push(id);
+                if self.ghosts.len() > ghosts_most {
+                    self.ghosts.remove(0);
+                }
+                return;
+            }
+            let (id, _, used) = self.clock.remove(0);
+            if !used {
+                return;
+            }
+            self.clock.push((id, 0, false));
+        }
+    }
+}
+
+/// Clock2Q+ by its paper, for pages of one size: three lists from the oldest to the newest.
+pub fn clock2q(trace: &Trace) -> Run {
+    let capacity = trace.capacity as usize;
+    let (small_most, ghosts_most) = (capacity / 10, capacity / 2);
+    let mut run = Run::default();
+    let mut pages = Clock2Q::default();
+    let mut evicted = false;
+    for &(id, size) in &trace.requests {
+        if let Some(page) = pages.small.iter_mut().find(|page| page.0 == id) {
+            page.2 |= 2 * (pages.came - page.1) >= small_most as u64;
+            run.note(size, size);
+            continue;
+        }
+        if let Some(page) = pages.clock.iter_mut().find(|page| page.0 == id) {
+            page.2 = true;
+            run.note(size, size);
+            continue;
+        }
+        run.note(size, 0);
+        let ghost = pages.ghosts.iter().position(|ghost| *ghost == id);
+        let recalled = ghost.map(|at| pages.ghosts.remove(at)).is_some();
+        while pages.small.len() + pages.clock.len() >= capacity {
+            pages.evict(small_most, ghosts_most, capacity);
+            evicted = true;
+        }
+        if recalled || (!evicted && pages.small.len() >= small_most) {
+            pages.clock.push((id, 0, false));
+        } else {
+            pages.came += 1;
+            pages.small.push((id, pages.came, false));
+        }
+    }
+    run
+}

@@ -272,6 +272,7 @@ impl Node {
                 node.log_switches(&mut switches);
                 node.residency.perform_put_off();
                 node.residency.drop_spills_later();
+                node.writeback.write_conflicts();
                 node.writeback.upkeep_now_and_then();
                 node.expire_hints();
                 node.expire_listings();

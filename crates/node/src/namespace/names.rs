@@ -418,7 +418,9 @@ impl Node {
             Ok(self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?)
         })?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
-        self.writeback.conflict_name_went(from_dir, from);
+        if renamed.exchanged.is_none() {
+            self.writeback.conflict_name_went(from_dir, from);
+        }
         self.queue(&renamed.moved);
         self.writeback.note_moved(&renamed.moved);
         if let Some(other) = &renamed.exchanged {

@@ -2,11 +2,12 @@
 //! format, and the event log of a node, plain or compressed.
 
 mod csv;
+mod numbers;
 mod source;
 
 pub use csv::Columns;
+pub use numbers::Numbers;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -32,39 +33,6 @@ pub struct Trace {
 impl PartialEq for Trace {
     fn eq(&self, other: &Self) -> bool {
         self.requests == other.requests
-    }
-}
-
-/// The files of a trace numbered from 0 in the order of their ids, so that a replay finds them in
-/// arrays and ties go to the smaller id as they do without.
-#[derive(Debug, Clone)]
-pub struct Numbers {
-    /// The number of each request's file.
-    pub of: Vec<u32>,
-    /// The id behind each number.
-    pub ids: Vec<u64>,
-}
-
-impl Numbers {
-    fn new(requests: &[Request]) -> Self {
-        let mut first_seen: HashMap<u64, u32> = HashMap::new();
-        let mut ids = Vec::new();
-        let mut of: Vec<u32> = Vec::with_capacity(requests.len());
-        for request in requests {
-            of.push(*first_seen.entry(request.id).or_insert_with(|| {
-                ids.push(request.id);
-                u32::try_from(ids.len() - 1).expect("fewer than 2^32 files fit into memory")
-            }));
-        }
-        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
-        order.sort_unstable_by_key(|number| ids[*number as usize]);
-        let mut rank = vec![0u32; ids.len()];
-        for (at, number) in order.iter().enumerate() {
-            rank[*number as usize] = at as u32;
-        }
-        of.iter_mut().for_each(|number| *number = rank[*number as usize]);
-        ids.sort_unstable();
-        Self { of, ids }
     }
 }
 
@@ -211,6 +179,18 @@ impl Trace {
         Ok(Self::new(requests))
     }
 
+    /// The same with the bytes that each file takes of a mount's tier: whole blocks, and one for the
+    /// header.
+    #[must_use]
+    pub fn mounted(self) -> Self {
+        const BLOCK: u64 = 4096;
+        let taken = |request: Request| Request {
+            size: request.size.div_ceil(BLOCK).saturating_add(1).saturating_mul(BLOCK),
+            ..request
+        };
+        Self::new(self.requests.into_iter().map(taken).collect())
+    }
+
     /// Bytes of the distinct files, each at its largest.
     #[must_use]
     pub fn footprint(&self) -> u64 {
@@ -354,13 +334,6 @@ mod tests {
         let next: Vec<i64> =
             content.chunks_exact(24).map(|record| little_endian(&record[16..]) as i64).collect();
         assert_eq!(next, [2, -1, 3, -1]);
-    }
-
-    #[test]
-    fn numbers_of_any_ids_then_dense_and_in_their_order() {
-        let trace = Trace::new([1 << 60, 5, 9, 5].map(|id| request(id, 1)).to_vec());
-        assert_eq!(trace.numbers().of, [2, 0, 1, 0]);
-        assert_eq!(trace.numbers().ids, [5, 9, 1 << 60]);
     }
 
     #[test]

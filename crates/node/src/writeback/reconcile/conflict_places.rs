@@ -205,7 +205,8 @@ impl Writeback {
             path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).collect();
         let mut at = Vec::new();
         for (depth, name) in names.iter().enumerate() {
-            let number = *seen.below.get(names.len() - 1 - depth)?;
+            // Older programs noted the innermost alone.
+            let number = seen.below.get(names.len() - 1 - depth).copied().unwrap_or_default();
             let same = join(&at, name);
             let found = self.find_path(&PathBuf::from(os(&same))).ok();
             at = match found {
