@@ -69,8 +69,14 @@ pub(crate) struct Call {
     pub(crate) targets: BTreeMap<Page, u64>,
 }
 
-const NOTHING: Note =
-    Note { holder: Holder::Same, version: None, direct: false, reader: false, heard: false };
+const NOTHING: Note = Note {
+    holder: Holder::Same,
+    slot: None,
+    version: None,
+    direct: false,
+    reader: false,
+    heard: false,
+};
 
 impl Call {
     pub(crate) fn new(file: File, access: Access, kind: Kind, parts: Vec<Part>) -> Self {
@@ -123,7 +129,7 @@ impl Call {
     }
 
     /// Whether there is a slot for one more page.
-    fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         !self.direct && self.reserved as usize > self.coming.len()
     }
 
@@ -381,10 +387,11 @@ impl Process {
             let version = resident.version.max(granted) + 1;
             resident.reader |= copy;
             let writes = call.access == Access::Write;
+            let slot = self.options.shared_pools.then_some(resident.slot);
             let note = call.note(index);
             note.reader = copy;
             if resident.owner {
-                note.holder = Holder::Mine;
+                (note.holder, note.slot) = (Holder::Mine, slot);
             }
             if writes {
                 note.version = Some(version);
@@ -421,6 +428,9 @@ impl Process {
         let Some(grant) = call.grants.get(&index) else { return };
         let room = call.has_room();
         let reads = call.access == Access::Read;
+        if let Some(slot) = grant.slot.filter(|_| reads && call.kind != Kind::Ahead) {
+            return self.read_there(id, index, (owner, slot), actions);
+        }
         let spans: Vec<Span> = call.parts_of(index).iter().map(|part| part.span).collect();
         let mut bytes = Vec::new();
         let message = if room && grant.take && grant.mode == Mode::Write {

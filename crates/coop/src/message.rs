@@ -81,6 +81,15 @@ pub enum Place {
         /// The first byte.
         at: u32,
     },
+    /// In a slot of another process's pool, see [`crate::Options::shared_pools`]. To read only.
+    Other {
+        /// The process.
+        rank: Rank,
+        /// The slot.
+        slot: Slot,
+        /// The first byte.
+        at: u32,
+    },
     /// In the buffer of a call: the program's, or one that [`Action::Buffer`] made.
     Call {
         /// The call.
@@ -299,6 +308,8 @@ pub struct Grant {
     pub mode: Mode,
     /// Who has the page.
     pub owner: Option<Rank>,
+    /// In which slot, if pools are shared and the home knows.
+    pub slot: Option<Slot>,
     /// How often it was written.
     pub version: u64,
     /// Whether the owner has what the file does not have, as far as the home knows.
@@ -329,6 +340,8 @@ pub enum Holder {
 pub struct Note {
     /// Where it is.
     pub holder: Holder,
+    /// In which slot of who unlocks it, if it is there and pools are shared.
+    pub slot: Option<Slot>,
     /// Its new version, if it was written.
     pub version: Option<u64>,
     /// Whether it was written to the file and not to a cached page.

@@ -23,6 +23,9 @@ pub struct Options {
     pub ship: bool,
     /// Whether pages that lie beside each other are read in one go.
     pub coalesce_reads: bool,
+    /// Whether each process can read the pools of all: a page that another one has is read where it
+    /// is, without asking who has it. The home says where, and the lock keeps it there.
+    pub shared_pools: bool,
     /// Whether a page that the file never had is made of zeros instead of being read.
     pub skip_absent: bool,
     /// Whether the first dirty byte of a page is known, and not only the last.
@@ -45,6 +48,7 @@ impl Options {
             read_ahead: 0,
             ship: false,
             coalesce_reads: false,
+            shared_pools: false,
             skip_absent: false,
             exact_dirty: false,
             write_behind: None,

@@ -2,7 +2,7 @@
 
 use crate::Process;
 use crate::call::Kind;
-use crate::message::{Access, Action, CallId, Message, Page, Piece, Place, Rank, Span};
+use crate::message::{Access, Action, CallId, Message, Page, Piece, Place, Rank, Slot, Span};
 
 impl Process {
     /// Requests of others for pages that are here.
@@ -85,6 +85,31 @@ impl Process {
         self.admit(actions);
     }
 
+    /// Reads a page in the pool of its owner; it is locked, so that it stays there as it is. A copy that
+    /// may be kept is.
+    pub(crate) fn read_there(
+        &mut self,
+        id: CallId,
+        index: u64,
+        (rank, slot): (Rank, Slot),
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(call) = self.calls.get(&id) else { return };
+        let (page, room) = (call.page(index), call.has_room());
+        let grant = call.grants.get(&index).filter(|grant| grant.copy && room);
+        let version = grant.map(|grant| grant.version);
+        let whole = Place::Other { rank, slot, at: 0 };
+        if version.is_some_and(|version| self.install(id, page, (false, version), whole, actions)) {
+            return self.here(id, index, actions);
+        }
+        let Some(call) = self.calls.get(&id) else { return };
+        for part in call.parts_of(index) {
+            let from = Place::Other { rank, slot, at: part.span.at };
+            let to = Place::Call { call: call.buffer, at: part.buffer };
+            actions.push(Action::Copy { from, to, len: u64::from(part.span.len) });
+        }
+    }
+
     /// Whether the call waits for this owner's answer about the page; it does so no longer.
     fn answered(&mut self, from: Rank, id: CallId, page: Page) -> bool {
         let Some(call) = self.calls.get_mut(&id).filter(|call| call.file == page.file) else {
@@ -154,7 +179,10 @@ impl Process {
         if !self.answered(from, id, page) {
             return;
         }
-        if self.install(id, page, false, version, actions) || self.pool.get(page).is_some() {
+        let message = Place::Message { at: 0 };
+        if self.install(id, page, (false, version), message, actions)
+            || self.pool.get(page).is_some()
+        {
             self.here(id, page.index, actions);
         } else {
             self.copy_from_message(id, page, true, actions);
@@ -162,13 +190,13 @@ impl Process {
         self.settle(id, actions);
     }
 
-    /// Puts a page that came with a message into the pool.
+    /// Puts a page that lies elsewhere into the pool, as its owner or not.
     fn install(
         &mut self,
         id: CallId,
         page: Page,
-        owner: bool,
-        version: u64,
+        (owner, version): (bool, u64),
+        from: Place,
         actions: &mut Vec<Action>,
     ) -> bool {
         let Some(call) = self.calls.get_mut(&id).filter(|call| call.reserved > 0) else {
@@ -176,8 +204,7 @@ impl Process {
         };
         let Some(slot) = self.pool.insert(page, owner, version) else { return false };
         call.reserved -= 1;
-        let (from, to) = (Place::Message { at: 0 }, Place::Slot { slot, at: 0 });
-        let len = u64::from(self.options.page_size);
+        let (to, len) = (Place::Slot { slot, at: 0 }, u64::from(self.options.page_size));
         actions.push(Action::Copy { from, to, len });
         true
     }
@@ -193,7 +220,7 @@ impl Process {
         if !self.answered(from, id, page) {
             return;
         }
-        if self.install(id, page, true, version, actions) {
+        if self.install(id, page, (true, version), Place::Message { at: 0 }, actions) {
             self.counts.moved += 1;
             if let Some(span) = dirty {
                 self.pool.soil(page, span, version);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::Options;
-use crate::message::{Cached, Grant, Held, Holder, Mode, Note, Page, Rank, Ticket};
+use crate::message::{Cached, Grant, Held, Holder, Mode, Note, Page, Rank, Slot, Ticket};
 
 /// A page at its home.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -11,6 +11,8 @@ pub(crate) struct Entry {
     holders: Vec<(Ticket, Mode)>,
     queue: VecDeque<(Ticket, Mode)>,
     owner: Option<Rank>,
+    /// Where the owner has it, if that is known.
+    slot: Option<Slot>,
     readers: BTreeSet<Rank>,
     /// Who has been told to drop copies and has not answered.
     asked: BTreeSet<Rank>,
@@ -46,7 +48,7 @@ impl Entry {
     /// The owner is gone. Gives whether something is lost.
     fn orphan(&mut self) -> bool {
         let lost = self.dirty();
-        self.owner = None;
+        (self.owner, self.slot) = (None, None);
         self.lost |= lost;
         lost
     }
@@ -92,8 +94,8 @@ impl Table {
         }
         match note.holder {
             Holder::Same => {}
-            Holder::Mine => entry.owner = Some(ticket.rank),
-            Holder::Nobody => entry.owner = None,
+            Holder::Mine => (entry.owner, entry.slot) = (Some(ticket.rank), note.slot),
+            Holder::Nobody => (entry.owner, entry.slot) = (None, None),
         }
         if note.reader {
             entry.readers.insert(ticket.rank);
@@ -164,6 +166,7 @@ impl Table {
             let grant = Grant {
                 mode,
                 owner: entry.owner,
+                slot: entry.slot,
                 version: entry.version,
                 dirty: entry.dirty(),
                 lost: entry.lost,
@@ -231,7 +234,7 @@ impl Table {
             entry.inherited = true;
             entry.version = entry.version.max(*version);
             if *owner {
-                entry.owner = Some(from);
+                (entry.owner, entry.slot) = (Some(from), None);
                 entry.clean = if *dirty { version.saturating_sub(1) } else { *version };
             }
             if *reader {

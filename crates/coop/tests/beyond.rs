@@ -42,6 +42,60 @@ fn read_copies_under_eviction_pressure_in_any_order_then_atomic_and_coherent() {
     sound("past the pool", World::new(&copies(1), 4, readers_and_a_writer()));
 }
 
+fn shared(slots: u32) -> Options {
+    Options { shared_pools: true, ..paper(slots) }
+}
+
+#[test]
+fn shared_pools_in_any_order_then_pages_are_read_where_they_are_and_atomic() {
+    let scripts = vec![
+        vec![write(0, 4, 1), read(0, 4), Op::Close],
+        vec![read(0, 4), write(1, 2, 2), read(0, 4), Op::Close],
+    ];
+    sound("two writers", World::new(&shared(2), 4, scripts.clone()));
+    let copies = |slots| Options { shared_pools: true, ..copies(slots) };
+    sound("copies", World::new(&copies(2), 4, scripts));
+    sound("readers and a writer", World::new(&copies(2), 4, readers_and_a_writer()));
+    let three = vec![
+        vec![write(0, 4, 1), Op::Close],
+        vec![read(0, 4), Op::Close],
+        vec![write(1, 2, 2), Op::Close],
+    ];
+    sound("three", World::new(&shared(2), 4, three));
+}
+
+#[test]
+fn shared_pools_under_eviction_pressure_in_any_order_then_no_slot_is_read_that_has_another_page() {
+    let scripts = vec![
+        vec![write(0, 2, 1), write(2, 2, 2), read(0, 2), Op::Close],
+        vec![read(0, 4), write(0, 2, 3), read(0, 2), Op::Close],
+    ];
+    let options = |slots| Options { shared_pools: true, ..copies(slots) };
+    sound("one slot", World::new(&shared(1), 4, scripts.clone()));
+    sound("one slot, copies", World::new(&options(1), 4, scripts.clone()));
+    let migrates = Options { migrate: Some(1), write_behind: Some(0), ..options(2) };
+    sound("migration", World::new(&migrates, 4, scripts));
+}
+
+#[test]
+fn shared_pools_with_collective_calls_in_any_order_then_each_page_atomic() {
+    let options = Options { ship: true, ..shared(2) };
+    let scripts = vec![
+        vec![write(0, 2, 1), Op::ReadAll(vec![(0, 4)]), Op::Close],
+        vec![write(2, 2, 2), Op::ReadAll(vec![(1, 2)]), Op::Close],
+    ];
+    sound("collective", World::new(&options, 4, scripts));
+}
+
+#[test]
+fn explorer_when_unlocks_name_another_slot_then_finds_it() {
+    let scripts = vec![
+        vec![write(0, 2, 1), write(2, 2, 3), Op::Close],
+        vec![read(0, 4), write(0, 2, 2), Op::Close],
+    ];
+    found(Mutation::OtherSlot, World::new(&shared(2), 4, scripts));
+}
+
 #[test]
 fn migration_in_any_order_then_atomic_and_one_copy() {
     let options = |slots| Options { migrate: Some(1), ..paper(slots) };

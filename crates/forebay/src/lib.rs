@@ -2,6 +2,7 @@
 //! socket, live view. What a mount *does* is behind [`Engine`]; this crate knows no file system.
 
 pub mod cli;
+mod clients;
 mod commands;
 pub mod config;
 pub mod control;
@@ -16,7 +17,6 @@ mod headway;
 mod logging;
 mod metrics_http;
 mod migrate;
-pub mod mountinfo;
 mod printable;
 mod render;
 mod run;
@@ -33,3 +33,4 @@ pub use engine::{
     ClusterSetUp, CrashState, Ended, Engine, FsckReport, FsckRequest, HandOver, Keeper, Mounted,
 };
 pub use error::{Error, Exit};
+pub use forebay_client::mountinfo;

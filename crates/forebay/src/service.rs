@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::clients::{Bounds, Clients};
 use crate::config::MountConfig;
 use crate::control::{
     Address, Control, ControlError, ControlResult, Current, ErrorKind, Server, ServerLimits,
@@ -201,6 +202,8 @@ enum Event {
 /// A mount that is being served, with everything around it.
 struct Service<'a> {
     plan: Plan<'a>,
+    /// Before the address: who comes next under it has a socket of his own there.
+    clients: Option<Clients>,
     address: Address,
     server: Server,
     metrics: Option<Endpoint>,
@@ -252,7 +255,18 @@ impl<'a> Service<'a> {
                 });
         match started {
             Ok((server, metrics)) => {
-                Ok(Self { plan, address, server, metrics, mounted, shared, events, sender })
+                let clients = clients(plan.config, &address);
+                Ok(Self {
+                    plan,
+                    address,
+                    server,
+                    clients,
+                    metrics,
+                    mounted,
+                    shared,
+                    events,
+                    sender,
+                })
             }
             Err(error) => {
                 let _ = mounted.control().shutdown(Shutdown::Detach);
@@ -291,7 +305,7 @@ impl<'a> Service<'a> {
         if let Some(store) = self.plan.store() {
             store.clear();
         }
-        drop(self.metrics);
+        drop((self.metrics, self.clients));
         self.server.stop();
         // The next mount waits for the address, and finds the tiers free then.
         drop(self.mounted);
@@ -403,6 +417,9 @@ impl<'a> Service<'a> {
         service_manager::notify(&format!("MAINPID={}\n", successor.pid()));
         self.mounted.after_hand_over(FAREWELL_LIMIT);
         self.server.stop();
+        if let Some(clients) = self.clients {
+            clients.leave();
+        }
         self.address.leave();
         let foreground = self.plan.config.foreground;
         drop((self.mounted, self.events));
@@ -431,6 +448,14 @@ fn wait_for_end(mounted: &Arc<dyn Mounted>, events: &Sender<Event>) -> Result<()
         .spawn(body)
         .map(drop)
         .map_err(Error::io("a thread for the end"))
+}
+
+/// The socket for clients, if there is to be one. The mount does without it if there can't be.
+fn clients(config: &MountConfig, address: &Address) -> Option<Clients> {
+    let bounds = Bounds::of_memory(config.client_memory);
+    let clients = (config.client_memory > 0)
+        .then(|| Clients::start(address.socket(), &config.mountpoint, bounds));
+    clients?.inspect_err(|error| tracing::error!(%error, "no memory in common for programs")).ok()
 }
 
 fn endpoint(listener: TcpListener, shared: &Arc<Shared>) -> Result<Endpoint, Error> {

@@ -6,6 +6,8 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use forebay_client::Doorbell;
+
 use crate::mpi::{Handle, Mpi};
 
 /// What one process has in the memory that all of a node share. On a cache line of its own.
@@ -13,10 +15,8 @@ use crate::mpi::{Handle, Mpi};
 struct Place {
     /// Messages sent to it by processes of the node.
     announced: AtomicU32,
-    /// Changes whenever it should wake up.
-    rung: AtomicU32,
-    /// Whether it sleeps.
-    asleep: AtomicU32,
+    /// At which its thread sleeps.
+    door: Doorbell,
 }
 
 /// The bells of a node.
@@ -81,13 +81,20 @@ impl Bell {
     pub fn announce(&self, rank: i32) {
         if let Some(at) = self.index.get(&rank) {
             self.place(*at).announced.fetch_add(1, Ordering::SeqCst);
-            ring(self.place(*at));
+            self.place(*at).door.ring();
+        }
+    }
+
+    /// Wakes a process for something that is no message.
+    pub fn ring(&self, rank: i32) {
+        if let Some(at) = self.index.get(&rank) {
+            self.place(*at).door.ring();
         }
     }
 
     /// Wakes this process's own thread.
     pub fn wake(&self) {
-        ring(self.place(self.me));
+        self.place(self.me).door.ring();
     }
 
     /// Messages that were announced to this process.
@@ -98,26 +105,7 @@ impl Bell {
     /// Sleeps until there is something to do, unless `awake` says that there is already. Only one
     /// thread of a process does so.
     pub fn sleep(&self, most: Duration, awake: impl Fn() -> bool) {
-        let place = self.place(self.me);
-        let rung = place.rung.load(Ordering::SeqCst);
-        place.asleep.store(1, Ordering::SeqCst);
-        if !awake() {
-            let limit = libc::timespec {
-                tv_sec: most.as_secs() as libc::time_t,
-                tv_nsec: libc::c_long::from(most.subsec_nanos()),
-            };
-            // SAFETY: the word is mapped, and the time stays while it is looked at.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_futex,
-                    place.rung.as_ptr(),
-                    libc::FUTEX_WAIT,
-                    rung,
-                    &raw const limit,
-                )
-            };
-        }
-        place.asleep.store(0, Ordering::SeqCst);
+        self.place(self.me).door.sleep(most, awake);
     }
 }
 
@@ -125,14 +113,6 @@ impl Drop for Bell {
     fn drop(&mut self) {
         // SAFETY: nobody has a reference to a place any more.
         unsafe { libc::munmap(self.places.cast_mut().cast(), self.bytes) };
-    }
-}
-
-fn ring(place: &Place) {
-    place.rung.fetch_add(1, Ordering::SeqCst);
-    if place.asleep.load(Ordering::SeqCst) != 0 {
-        // SAFETY: the word is mapped.
-        unsafe { libc::syscall(libc::SYS_futex, place.rung.as_ptr(), libc::FUTEX_WAKE, 1) };
     }
 }
 

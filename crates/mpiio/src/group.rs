@@ -13,6 +13,7 @@ use forebay_coop::{Action, Counts, Event, Message, Options, Process};
 
 use crate::Error;
 use crate::disk::{Doing, Job, Strip};
+use crate::lanes::Lanes;
 use crate::pool::Pool;
 use crate::post::{Post, lock};
 use crate::soil::Soil;
@@ -85,6 +86,8 @@ pub struct Group {
     ranks: Vec<i32>,
     descriptor: OwnedFd,
     page_size: u64,
+    /// The memory that all have in common, through which they talk then.
+    lanes: Option<Lanes>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -96,12 +99,17 @@ impl Group {
         id: u64,
         me: usize,
         ranks: Vec<i32>,
-        descriptor: OwnedFd,
+        (descriptor, lanes): (OwnedFd, Option<Lanes>),
         options: &Options,
     ) -> Option<Self> {
+        let (slots, size) = (options.slots, options.page_size);
+        let pool = match &lanes {
+            Some(lanes) => Pool::shared(slots, size, me as u32, lanes.memory())?,
+            None => Pool::new(slots, size)?,
+        };
         let state = State {
             machine: Process::new(Rank(me as u32), ranks.len() as u32, options.clone()),
-            pool: Pool::new(options.slots, options.page_size)?,
+            pool,
             soil: Soil::default(),
             calls: HashMap::new(),
             own: HashMap::new(),
@@ -125,6 +133,7 @@ impl Group {
             ranks,
             descriptor,
             page_size: u64::from(options.page_size),
+            lanes,
             state: Mutex::new(state),
             changed: Condvar::new(),
         })
@@ -133,6 +142,28 @@ impl Group {
     /// The file as the system knows it.
     pub fn descriptor(&self) -> &OwnedFd {
         &self.descriptor
+    }
+
+    /// The memory that all have in common, if they do.
+    pub fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
+    }
+
+    /// The ranks in the world.
+    pub fn ranks(&self) -> &[i32] {
+        &self.ranks
+    }
+
+    /// Sends an envelope to a process of the group.
+    fn dispatch(&self, to: usize, envelope: Vec<u8>) {
+        let Some(rank) = self.ranks.get(to) else { return };
+        match &self.lanes {
+            Some(lanes) => {
+                lanes.send(to, &envelope[Post::FLAG..]);
+                self.post.ring(*rank);
+            }
+            None => self.post.send(*rank, envelope),
+        }
     }
 
     /// The file is open from now on, with this length, in all processes once all have done this.
@@ -251,7 +282,7 @@ impl Group {
         let number = state.numbers;
         state.numbers += 1;
         let envelope = Post::head(self.id, &Envelope::Question { number, ask });
-        self.post.send(self.ranks[0], envelope);
+        self.dispatch(0, envelope);
         loop {
             if let Some(value) = state.answers.remove(&number) {
                 self.leave(state);
@@ -329,10 +360,10 @@ impl Group {
 
     /// An envelope came.
     pub fn deliver(&self, from: i32, envelope: Envelope, bytes: &[u8]) {
+        let Some(rank) = self.ranks.iter().position(|rank| *rank == from) else { return };
         let mut state = lock(&self.state);
         match envelope {
             Envelope::Machine { message } => {
-                let Some(rank) = self.ranks.iter().position(|rank| *rank == from) else { return };
                 let stores = matches!(message, Message::Put { .. });
                 let event = Event::Message { from: Rank(rank as u32), message };
                 self.step(&mut state, event, bytes, stores);
@@ -340,7 +371,7 @@ impl Group {
             Envelope::Question { number, ask } => {
                 let value = answer(&mut state.ledger, &ask);
                 let envelope = Post::head(self.id, &Envelope::Answer { number, value });
-                self.post.send(from, envelope);
+                self.dispatch(rank, envelope);
             }
             Envelope::Answer { number, value } => {
                 state.answers.insert(number, value);
@@ -366,7 +397,9 @@ impl Group {
             Action::Copy { from, to, len } => {
                 if let Place::Slot { slot, at } = to {
                     match from {
-                        Place::Message { .. } if !stores => state.soil.clear(slot.0),
+                        Place::Message { .. } | Place::Other { .. } if !stores => {
+                            state.soil.clear(slot.0);
+                        }
                         _ => state.soil.add(slot.0, at..at + len as u32),
                     }
                 }
@@ -423,7 +456,6 @@ impl Group {
     }
 
     fn send(&self, state: &State, to: Rank, message: Message, pieces: &[Piece]) {
-        let Some(rank) = self.ranks.get(to.0 as usize) else { return };
         let mut envelope = Post::head(self.id, &Envelope::Machine { message });
         envelope.reserve(pieces.iter().map(|piece| piece.len as usize).sum());
         for piece in pieces {
@@ -433,7 +465,7 @@ impl Group {
                 envelope.extend_from_slice(bytes);
             }
         }
-        self.post.send(*rank, envelope);
+        self.dispatch(to.0 as usize, envelope);
     }
 }
 
@@ -443,6 +475,7 @@ impl State {
         let within = |at: u64, all: u64| at.checked_add(len).is_some_and(|end| end <= all);
         match place {
             Place::Slot { slot, at } => self.pool.at(slot.0, at, len),
+            Place::Other { rank, slot, at } => self.pool.of_other(rank.0, slot.0, at, len),
             Place::Message { at } => within(at, message.len() as u64)
                 .then(|| message.as_ptr().wrapping_add(at as usize).cast_mut()),
             Place::Call { call, at } => {

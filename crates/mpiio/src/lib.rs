@@ -7,7 +7,8 @@
 //!
 //! - `file`: an open file, as MPI's calls see it; `view` and `flat`: datatypes.
 //! - `group`: the driver of the protocol's machine; `pool`, `soil`, `disk`: its bytes.
-//! - `post`, `bell`, `wire`: envelopes between processes.
+//! - `post`, `bell`, `wire`: envelopes between processes; `lanes`: the same, and the pools, in the
+//!   memory of the node's daemon.
 //! - `runtime`: what a process has once; [`ffi`]: what the shim calls.
 
 use std::io::Write as _;
@@ -18,6 +19,7 @@ pub mod ffi;
 mod file;
 pub mod flat;
 mod group;
+mod lanes;
 mod mpi;
 mod pool;
 mod post;

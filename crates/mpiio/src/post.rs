@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::bell::Bell;
 use crate::group::Group;
+use crate::lanes::Lanes;
 use crate::mpi::{Mpi, Sending};
 use crate::wire::{Envelope, Wire};
 
@@ -32,6 +33,8 @@ pub struct Post {
     alone: bool,
     sending: Mutex<Vec<Sending>>,
     groups: RwLock<HashMap<u64, Arc<Group>>>,
+    /// Those whose envelopes go through memory.
+    near: RwLock<Vec<Arc<Group>>>,
     work: Mutex<VecDeque<u64>>,
     worked: Condvar,
     stopped: AtomicBool,
@@ -47,6 +50,7 @@ impl Post {
             alone,
             sending: Mutex::default(),
             groups: RwLock::default(),
+            near: RwLock::default(),
             work: Mutex::default(),
             worked: Condvar::new(),
             stopped: AtomicBool::new(false),
@@ -57,16 +61,58 @@ impl Post {
     pub fn register(&self, group: &Arc<Group>) {
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
         groups.insert(group.id, Arc::clone(group));
+        if group.lanes().is_some() {
+            self.near.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(group));
+        }
     }
 
     /// Letters for it are thrown away from now on.
     pub fn forget(&self, group: u64) {
         self.groups.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
+        self.near.write().unwrap_or_else(PoisonError::into_inner).retain(|it| it.id != group);
+    }
+
+    fn near(&self) -> Vec<Arc<Group>> {
+        self.near.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the bells reach all of these.
+    pub fn reaches(&self, ranks: &[i32]) -> bool {
+        self.bell.as_ref().is_some_and(|bell| ranks.iter().all(|rank| bell.reaches(*rank)))
+    }
+
+    /// Wakes a process for what lies in memory.
+    pub fn ring(&self, to: i32) {
+        if let Some(bell) = &self.bell {
+            bell.ring(to);
+        }
+    }
+
+    /// Takes what has come through memory, and moves on what had no room there. Whether there was
+    /// anything.
+    fn sweep(&self) -> bool {
+        let mut any = false;
+        for group in self.near() {
+            let Some(lanes) = group.lanes() else { continue };
+            let (envelopes, wanted) = lanes.take();
+            for to in wanted.into_iter().chain(lanes.flush()) {
+                any = true;
+                self.ring(group.ranks()[to]);
+            }
+            for (from, bytes) in envelopes {
+                any = true;
+                self.deliver(group.ranks()[from], &bytes);
+            }
+        }
+        any
     }
 
     fn group(&self, id: u64) -> Option<Arc<Group>> {
         self.groups.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
+
+    /// How many bytes come before an envelope's own: whether more of it follows.
+    pub const FLAG: usize = 1;
 
     /// The head of an envelope: what follows can be appended.
     pub fn head(group: u64, envelope: &Envelope) -> Vec<u8> {
@@ -134,11 +180,16 @@ impl Post {
         let mut received = 0u32;
         let mut idle = 0u32;
         while !self.stopped.load(Ordering::SeqCst) {
+            let swept = self.sweep();
             if let Some((from, bytes)) = self.mpi.receive() {
                 let near = self.bell.as_ref().is_some_and(|bell| bell.reaches(from));
                 received = received.wrapping_add(u32::from(near));
                 idle = 0;
                 self.assemble(&mut parts, from, bytes);
+                continue;
+            }
+            if swept {
+                idle = 0;
                 continue;
             }
             let open = self.still_sending();
@@ -160,6 +211,7 @@ impl Post {
             match &self.bell {
                 Some(bell) => bell.sleep(most, || {
                     missing()
+                        || self.near().iter().any(|it| it.lanes().is_some_and(Lanes::is_ready))
                         || self.stopped.load(Ordering::SeqCst)
                         || !lock(&self.sending).is_empty()
                 }),

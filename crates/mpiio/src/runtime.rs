@@ -14,6 +14,7 @@ use crate::Error;
 use crate::bell::Bell;
 use crate::file::{Open, Rights, Tally, length_of};
 use crate::group::Group;
+use crate::lanes::{Lanes, Wanted};
 use crate::mpi::{Handle, Mpi, Opening, slice};
 use crate::post::{Post, lock};
 use crate::settings::{Settings, yes};
@@ -113,19 +114,24 @@ impl Runtime {
             *opened += 1;
             *opened
         };
-        let mut said = [0u8; 17];
+        let mut said = [0u8; 33];
         said[..4].copy_from_slice(&self.rank.to_le_bytes());
         said[4..8].copy_from_slice(&number.to_le_bytes());
         said[8..12].copy_from_slice(&settings.page_size.to_le_bytes());
         said[12..16].copy_from_slice(&settings.slots.to_le_bytes());
         said[16] = u8::from(settings.paper);
+        let drawn = rustix::rand::getrandom(&mut said[17..], rustix::rand::GetRandomFlags::empty());
+        let drawn = drawn.is_ok_and(|count| count == 16);
         let said = self.post.mpi.share(comm, said)?;
         let number = |at: usize| said[at..].first_chunk().map_or(0, |it| u32::from_le_bytes(*it));
         let id = u64::from(number(0)) << 32 | u64::from(number(4));
         let settings =
             Settings { page_size: number(8), slots: number(12), paper: said[16] != 0, ..settings };
         let (me, first) = (opening.rank as usize, opening.rank == 0);
-        let group = Group::new(&self.post, id, me, ranks, descriptor, &settings.options());
+        let token = said[17..].first_chunk().filter(|_| !first || drawn).copied();
+        let lanes = self.lanes(opening, comm, &ranks, &descriptor, (settings, token))?;
+        let options = settings.options(lanes.is_some());
+        let group = Group::new(&self.post, id, me, ranks, (descriptor, lanes), &options);
         let group = Arc::new(group.ok_or(Error::Failed)?);
         let length = if first { length_of(&group)? } else { 0 };
         let length = u64::from_le_bytes(self.post.mpi.share(comm, length.to_le_bytes())?);
@@ -136,6 +142,47 @@ impl Runtime {
             appends: opening.appends != 0,
         };
         Ok(Open::new(group, &self.post, comm, first, &rights, settings, &self.tally))
+    }
+
+    /// The memory in common, if all processes have it: collective.
+    fn lanes(
+        &self,
+        opening: &Opening,
+        comm: Handle,
+        ranks: &[i32],
+        descriptor: &OwnedFd,
+        (settings, token): (Settings, Option<[u8; 16]>),
+    ) -> Result<Option<Lanes>, Error> {
+        let (me, pool) = (opening.rank as u32, settings.pool_size());
+        let wanted = |token| Wanted {
+            token,
+            me,
+            ranks: ranks.len() as u32,
+            pool,
+            writes: opening.writes != 0,
+        };
+        let lanes = if !settings.memory {
+            Err("FOREBAY_MPIIO_TRANSPORT says so".into())
+        } else if settings.paper {
+            Err("the paper's scheme has it so".into())
+        } else if ranks.len() == 1 {
+            Err("the process is alone".into())
+        } else if !self.post.reaches(ranks) {
+            Err("not all processes are on one node".into())
+        } else {
+            let token = token.ok_or_else(|| "no random number".to_owned());
+            token.and_then(|token| Lanes::join(&wanted(token), descriptor))
+        };
+        let failed = self.post.mpi.largest(comm, [i64::from(lanes.is_err())])? != [0];
+        if me == 0 && wants_report() {
+            let way = match &lanes {
+                Ok(_) if !failed => "lie in the memory of this node's daemon".into(),
+                Ok(_) => "go by messages: a process could not join the others".into(),
+                Err(reason) => format!("go by messages: {reason}"),
+            };
+            crate::say(&format!("MPI-IO pages {way}"));
+        }
+        Ok(lanes.ok().filter(|_| !failed))
     }
 
     /// A file is closed: collective.
@@ -159,7 +206,7 @@ impl Runtime {
 
     /// Ends the threads, after a report if it is asked for: collective over the world.
     pub fn stop(&self) {
-        if std::env::var("FOREBAY_MPIIO_STATS").ok().and_then(|text| yes(&text)) == Some(true) {
+        if wants_report() {
             self.report();
         }
         let _ = self.post.mpi.barrier(self.world);
@@ -201,6 +248,11 @@ impl Runtime {
             ));
         }
     }
+}
+
+/// Whether the user wants to know what the library does.
+fn wants_report() -> bool {
+    std::env::var("FOREBAY_MPIIO_STATS").ok().and_then(|text| yes(&text)) == Some(true)
 }
 
 fn text(at: *const std::ffi::c_char) -> Option<String> {

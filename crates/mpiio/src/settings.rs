@@ -20,6 +20,8 @@ pub struct Settings {
     pub slots: u32,
     /// Whether by the paper's scheme.
     pub paper: bool,
+    /// Whether through the memory of the node's daemon, where there is one.
+    pub memory: bool,
 }
 
 impl Settings {
@@ -43,15 +45,16 @@ impl Settings {
             page_size: page_size as u32,
             slots: slots as u32,
             paper: variable("FOREBAY_MPIIO_SCHEME").as_deref() == Some("paper"),
+            memory: variable("FOREBAY_MPIIO_TRANSPORT").as_deref() != Some("mpi"),
         }
     }
 
     /// The scheme. Pages do not migrate: which of their bytes were written would have to move along.
-    pub fn options(&self) -> Options {
+    pub fn options(&self, shared_pools: bool) -> Options {
         if self.paper {
             return Options::paper(self.page_size, self.slots);
         }
-        Options { migrate: None, ..Options::full(self.page_size, self.slots) }
+        Options { migrate: None, shared_pools, ..Options::full(self.page_size, self.slots) }
     }
 
     /// Bytes of the pool.
@@ -101,6 +104,7 @@ mod tests {
         assert_eq!((hinted.page_size, hinted.slots, hinted.cache), (65536, 16, true));
         let both = settings(&hints, &[("FOREBAY_MPIIO_PAGE_SIZE", "4096")]);
         assert_eq!((both.page_size, both.slots), (4096, 256));
+        assert!(both.memory && !settings(&[], &[("FOREBAY_MPIIO_TRANSPORT", "mpi")]).memory);
         assert!(!settings(&[("forebay_cache", "disable")], &[]).cache);
         assert!(settings(&[("forebay_cache", "no")], &[("FOREBAY_MPIIO_CACHE", "1")]).cache);
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use forebay_coop::Message;
 use forebay_coop::message::{
-    Access, Cached, CallId, File, Grant, Held, Holder, Mode, Note, Outcome, Page, Part, Rank, Span,
-    Ticket,
+    Access, Cached, CallId, File, Grant, Held, Holder, Mode, Note, Outcome, Page, Part, Rank, Slot,
+    Span, Ticket,
 };
 
 /// Something with a form as bytes.
@@ -132,12 +132,13 @@ structs! {
     Rank { 0 }
     File { 0 }
     CallId { 0 }
+    Slot { 0 }
     Page { file, index }
     Ticket { rank, call }
     Span { at, len }
     Part { index, span, buffer }
-    Grant { mode, owner, version, dirty, lost, absent, take, copy }
-    Note { holder, version, direct, reader, heard }
+    Grant { mode, owner, slot, version, dirty, lost, absent, take, copy }
+    Note { holder, slot, version, direct, reader, heard }
     Held { page, ticket, grant }
     Cached { page, owner, reader, version, dirty }
 }
@@ -231,6 +232,7 @@ mod tests {
         (owner, any::<u64>(), any::<[bool; 5]>()).prop_map(|(owner, version, flags)| Grant {
             mode: if flags[0] { Mode::Write } else { Mode::Alone },
             owner,
+            slot: owner.map(|rank| Slot(rank.0 / 3)),
             version,
             dirty: flags[1],
             lost: flags[2],
@@ -266,7 +268,14 @@ mod tests {
             (ticket(), page(), proptest::option::of(any::<u64>())).prop_map(
                 |(ticket, page, version)| {
                     let holder = if version.is_some() { Holder::Mine } else { Holder::Nobody };
-                    let note = Note { holder, version, direct: true, reader: false, heard: true };
+                    let note = Note {
+                        holder,
+                        slot: version.map(|version| Slot(version as u32)),
+                        version,
+                        direct: true,
+                        reader: false,
+                        heard: true,
+                    };
                     Message::Unlock { ticket, page, note }
                 }
             ),

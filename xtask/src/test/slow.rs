@@ -17,6 +17,7 @@ const SLOW: &[&str] = &[
     "crates/forebay/tests/fragments.rs",
     "crates/forebay/tests/jobs_slurm.rs",
     "crates/forebay/tests/migrate.rs",
+    "crates/forebay/tests/mpi_memory.rs",
     "crates/forebay/tests/owners.rs",
     "crates/forebay/tests/peers.rs",
     "crates/forebay/tests/redundancy.rs",

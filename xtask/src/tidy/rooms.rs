@@ -15,6 +15,7 @@ struct Room {
 const TYPES: &str = "forebay-types";
 const CORE: &str = "forebay-core";
 const COOP: &str = "forebay-coop";
+const CLIENT: &str = "forebay-client";
 const STORE: &str = "forebay-store";
 const ERASURE: &str = "forebay-erasure";
 const SCHEDULE: &str = "forebay-schedule";
@@ -34,17 +35,18 @@ const SIM: &str = "forebay-sim";
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "fusewire-fuzz", "xtask"];
 
 const PRODUCT: &[&str] = &[
-    TYPES, CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, NODE, FUSE, MPIIO, STREAMS,
-    PYTHON, WIRE,
+    TYPES, CORE, COOP, CLIENT, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, NODE, FUSE, MPIIO,
+    STREAMS, PYTHON, WIRE,
 ];
 
 /// types <- core <- {store, meta, peer, streams} <- node <- {fuse, mpiio, python} <- forebay. The second four
 /// never name each other; fusewire, the erasure code, the cooperative cache, the schedule of jobs and
-/// the profile of tasks know nothing of Forebay.
+/// the profile of tasks know nothing of Forebay, and a program's side of the daemon links nothing of it.
 const ROOMS: &[Room] = &[
     Room { name: TYPES, may_use: &[] },
     Room { name: CORE, may_use: &[TYPES] },
     Room { name: COOP, may_use: &[] },
+    Room { name: CLIENT, may_use: &[] },
     Room { name: WIRE, may_use: &[] },
     Room { name: ERASURE, may_use: &[] },
     Room { name: SCHEDULE, may_use: &[] },
@@ -57,9 +59,9 @@ const ROOMS: &[Room] = &[
         may_use: &[TYPES, CORE, COOP, ERASURE, SCHEDULE, PROFILE, STORE, META, PEER, STREAMS],
     },
     Room { name: FUSE, may_use: &[CORE, NODE, WIRE] },
-    Room { name: MPIIO, may_use: &[CORE, COOP, NODE] },
+    Room { name: MPIIO, may_use: &[CORE, COOP, CLIENT, NODE] },
     Room { name: STREAMS, may_use: &[CORE] },
-    Room { name: PYTHON, may_use: &[CORE, NODE] },
+    Room { name: PYTHON, may_use: &[CORE, CLIENT, NODE] },
     Room { name: BINARY, may_use: PRODUCT },
     Room { name: SIM, may_use: &[CORE, COOP, SCHEDULE, PROFILE] },
 ];

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use forebay_coop::message::{
-    Access, CallId, Extent, File, Grant, Io, Mode, Outcome, Page, Piece, Place, Rank, Request,
+    Access, CallId, Extent, File, Grant, Io, Mode, Outcome, Page, Piece, Place, Rank, Request, Slot,
 };
 use forebay_coop::{Action, Event, Message, Options, Process};
 
@@ -55,6 +55,8 @@ pub enum Mutation {
     FenceLost,
     /// What is lost is not said.
     LossUnsaid,
+    /// Unlocks name another slot than the one in which the page lies.
+    OtherSlot,
 }
 
 /// A call that has begun.
@@ -497,6 +499,7 @@ impl World {
                 let grant = Grant {
                     mode: Mode::Write,
                     owner: self.processes[to].owner_of(*page),
+                    slot: None,
                     version: 0,
                     dirty: false,
                     lost: false,
@@ -509,6 +512,9 @@ impl World {
             }
             (Mutation::OwnerForgotten, Message::Unlock { note, .. }) => {
                 note.holder = forebay_coop::message::Holder::Same;
+            }
+            (Mutation::OtherSlot, Message::Unlock { note, .. }) => {
+                note.slot = note.slot.map(|slot| Slot(1 - slot.0));
             }
             _ => {}
         }
@@ -576,6 +582,12 @@ impl World {
             Place::Call { call, at } => {
                 let buffer = self.buffers[rank].get_mut(&call).ok_or_else(missing)?;
                 buffer.get_mut(at as usize..at as usize + len).ok_or_else(missing)
+            }
+            Place::Other { rank: other, slot, at } => {
+                let start = slot.0 as usize * size + at as usize;
+                let pool =
+                    self.pools.get_mut(other.0 as usize).filter(|_| other.0 as usize != rank);
+                pool.and_then(|pool| pool.get_mut(start..start + len)).ok_or_else(missing)
             }
             Place::Message { .. } => Err(missing()),
         }

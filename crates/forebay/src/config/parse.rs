@@ -275,6 +275,8 @@ pub struct MountConfig {
     pub drain_timeout: Duration,
     /// Threads that read requests; at least one.
     pub threads: usize,
+    /// Bytes that programs may have in common; 0 for no socket for them.
+    pub client_memory: u64,
     /// How requests come from the kernel.
     pub transport: Transport,
     /// Whether changes through the mount are refused.
@@ -696,6 +698,7 @@ impl MountConfig {
             backing_timeout: reader.limit("backing-timeout")?,
             drain_timeout: reader.limit("drain-timeout")?,
             threads: reader.threads()?,
+            client_memory: reader.parse("client-memory", parse_bytes)?,
             transport: reader.word("transport", TRANSPORTS)?,
             read_only: reader.switch("read-only")?,
             dataset: reader.dataset()?,

@@ -243,6 +243,12 @@ pub const SETTINGS: &[Setting] = &[
         "Threads that read requests from the kernel; 0 means one for each CPU.",
     ),
     one(
+        "client-memory",
+        "SIZE",
+        Some("0"),
+        "Memory that processes may have in common for files that they have open here, such as the pages of MPI programs (docs/guide/mpiio.md): for all together; one user gets at most half of it. It takes room when it is used. 0 means none, and no socket for such programs: before Linux 6.16, users who are not trusted could keep it, and so those who wait for it, busy.",
+    ),
+    one(
         "transport",
         "HOW",
         Some("auto"),

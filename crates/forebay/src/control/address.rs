@@ -8,6 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use forebay_client::address::{SOCKET_PATH_MAX, dirs_of, ids_of, mount_id, runtime_dir};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
@@ -15,52 +16,10 @@ use super::WirePath;
 use crate::error::Error;
 use crate::mountinfo::{self, Mount};
 
-/// The longest path that a Unix socket can have (`sun_path` of unix(7), less its final NUL).
-const SOCKET_PATH_MAX: usize = 107;
-
 /// How long a daemon whose mount is gone is waited for.
 const ENDING: Duration = Duration::from_secs(30);
 /// How often it is looked whether it has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// The name of a mount in the runtime directory: a hash of the absolute path of its mount point.
-pub fn mount_id(mountpoint: &Path) -> String {
-    let hash = xxhash_rust::xxh3::xxh3_64(mountpoint.as_os_str().as_encoded_bytes());
-    format!("{hash:016x}")
-}
-
-/// Where the sockets of a user's daemons are: `FOREBAY_RUNTIME_DIR` if set, `/run/forebay` for
-/// root, else `forebay` in `XDG_RUNTIME_DIR`, else `/tmp/forebay-UID`.
-pub fn runtime_dir(uid: u32) -> PathBuf {
-    let own = uid == rustix::process::geteuid().as_raw();
-    let variable = |name| std::env::var_os(name).filter(|value| own && !value.is_empty());
-    if let Some(dir) = std::env::var_os("FOREBAY_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        return dir.into();
-    }
-    if uid == 0 {
-        return "/run/forebay".into();
-    }
-    match variable("XDG_RUNTIME_DIR") {
-        Some(dir) => Path::new(&dir).join("forebay"),
-        None if own => format!("/tmp/forebay-{uid}").into(),
-        None => {
-            let dir = PathBuf::from(format!("/run/user/{uid}/forebay"));
-            if dir.exists() { dir } else { format!("/tmp/forebay-{uid}").into() }
-        }
-    }
-}
-
-/// Where the sockets of a user's daemons may be, whatever the variables were when they were started;
-/// the likeliest first. What others may have put there is left out.
-pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
-    let mut dirs = vec![runtime_dir(uid)];
-    if uid != 0 {
-        let usual = [format!("/run/user/{uid}/forebay"), format!("/tmp/forebay-{uid}")];
-        let own = |dir: &PathBuf| fs::symlink_metadata(dir).is_ok_and(|found| found.uid() == uid);
-        dirs.extend(usual.into_iter().map(PathBuf::from).filter(own));
-    }
-    dirs
-}
 
 /// What a daemon leaves beside its socket, for those who see its mount under another path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,21 +117,8 @@ impl Address {
 
     /// The sockets that may belong to a mount, the likeliest first.
     pub fn candidates(mount: &Mount, mounts: &[Mount]) -> Vec<PathBuf> {
-        let euid = rustix::process::geteuid().as_raw();
-        let mut dirs: Vec<PathBuf> = Vec::new();
-        for dir in [mount.user_id().unwrap_or(0), euid, 0].into_iter().flat_map(runtime_dirs) {
-            if !dirs.contains(&dir) {
-                dirs.push(dir);
-            }
-        }
-        // A bind mount has another path but the same device as the mount that the daemon made.
-        let same_device =
-            mounts.iter().filter(|other| other.is_forebay() && other.device == mount.device);
-        let ids: Vec<String> = [mount]
-            .into_iter()
-            .chain(same_device)
-            .map(|mount| mount_id(&mount.mountpoint))
-            .collect();
+        let dirs = dirs_of(mount);
+        let ids: Vec<String> = ids_of(mount, mounts).collect();
         let mut found: Vec<PathBuf> = Vec::new();
         for dir in &dirs {
             found.extend(ids.iter().map(|id| dir.join(format!("{id}.sock"))));
@@ -342,13 +288,6 @@ mod tests {
             drop(ends);
             next.join().unwrap();
         });
-    }
-
-    #[test]
-    fn mount_id_when_paths_differ_then_ids_differ_and_are_stable() {
-        assert_eq!(mount_id(Path::new("/mnt/a")), mount_id(Path::new("/mnt/a")));
-        assert_ne!(mount_id(Path::new("/mnt/a")), mount_id(Path::new("/mnt/b")));
-        assert_eq!(mount_id(Path::new("/mnt/a")).len(), 16);
     }
 
     #[test]

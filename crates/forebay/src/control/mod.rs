@@ -12,12 +12,13 @@ mod status;
 mod wire;
 
 pub(crate) use address::make_private_dir;
-pub use address::{Address, mount_id, record_of, runtime_dir};
+pub use address::{Address, record_of};
 pub use client::Client;
 pub use cluster::{
     ClusterLook, ClusterNode, ClusterReply, ClusterRequest, ClusterServer, ClusterStatus,
     ClusterTerms, Forgotten, LostFile, NodeState, Safety, ServerLog,
 };
+pub use forebay_client::address::{mount_id, runtime_dir};
 pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
 pub use server::{Current, OnUpgrade, Server, ServerLimits, UpgradeCall};
 pub use status::{

@@ -541,16 +541,18 @@ impl Writeback {
         let mut open =
             known.len() == PAGE || !elsewhere.is_empty() || !self.meta.stale_names(dir)?.is_empty();
         open |= !self.compare_listed_directory(dir, handle)?;
-        let mut absent: HashMap<Box<[u8]>, Ino> =
-            there.iter().map(|item| (item.entry.name.clone(), item.record.ino)).collect();
+        let mut absent: HashMap<Box<[u8]>, Arc<Record>> =
+            there.iter().map(|item| (item.entry.name.clone(), item.record.clone())).collect();
         self.import_all(dir, handle, &mut |found| {
             for found in found {
-                absent.remove(&found.name);
+                if let Some(record) = absent.remove(&found.name) {
+                    open |= !self.compare_listed(dir, &record, found)?;
+                }
             }
             Ok(())
         })?;
-        for (name, ino) in absent {
-            open |= !self.confirm_gone(handle, &Link::new(dir, name), ino)?;
+        for (name, record) in absent {
+            open |= !self.confirm_gone(handle, &Link::new(dir, name), record.ino)?;
         }
         if open { self.doubt_listing(dir) } else { Ok(()) }
     }

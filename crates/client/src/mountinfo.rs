@@ -97,6 +97,17 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(out)
 }
 
+/// The device of the mount with this number, in a list that any process sees.
+#[must_use]
+pub fn device_of(text: &[u8], number: u64) -> Option<String> {
+    text.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let first = std::str::from_utf8(fields.next()?).ok()?;
+        let device = fields.nth(1)?;
+        (first.parse() == Ok(number)).then(|| String::from_utf8_lossy(device).into_owned())
+    })
+}
+
 /// The uppermost mount at exactly this path; a later line hides an earlier one.
 pub fn at<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     mounts.iter().rev().find(|mount| mount.mountpoint == path)
@@ -186,6 +197,13 @@ mod tests {
         assert_eq!(containing(&mounts, Path::new("/mnt/ab")).unwrap().source, "/dev/vda");
         assert_eq!(at(&mounts, Path::new("/mnt/a")).unwrap().source, "/upper");
         assert!(at(&mounts, Path::new("/mnt")).is_none());
+    }
+
+    #[test]
+    fn device_of_a_number_then_that_of_the_mount() {
+        assert_eq!(device_of(TEXT, 62).as_deref(), Some("0:53"));
+        assert_eq!(device_of(TEXT, 1), None);
+        assert_eq!(device_of(b"62 22", 62), None);
     }
 
     #[test]
