@@ -125,7 +125,7 @@ fn spill_files_when_many_are_needed_no_more_then_a_stop_syncs_once_for_all() {
     let rig = many_let_go_of();
     let (_point, syncs) = counted(SYNC);
     rig.node().stop(LIMIT);
-    assert_eq!(spill_files(&rig), [PathBuf::new(); 0]);
+    assert!(spill_files(&rig).is_empty());
     assert!(syncs.load(Ordering::Acquire) <= 3, "{syncs:?}");
 }
 
