@@ -158,7 +158,7 @@ fn mount_when_a_daemon_was_killed_then_its_leavings_do_not_matter() {
     let pid = site.pid();
     signal(pid, rustix::process::Signal::KILL);
     wait_until("the daemon is dead", || !alive(pid));
-    assert_eq!(site.leftovers(), 3);
+    assert_eq!(site.leftovers(), 2);
     let (code, text) = site.run(&["status", &site.path("mnt")]);
     assert_eq!(code, 3, "{text}");
     assert_eq!(site.mount(&[]).0, 0);
