@@ -1,5 +1,5 @@
 //! Packets over a Unix socket, one message each, the daemon's with a descriptor or without. The daemon
-//! itself takes none: whatever a stranger sends along is gone before it is opened here.
+//! itself takes none; see [`refuse_descriptors`] for what becomes of those that are sent all the same.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
