@@ -57,8 +57,8 @@ pub trait Kernel: Send + Sync {
         done();
     }
 
-    /// The same for these facts and for all names, at once, by means that never wait for anybody;
-    /// false if there are none.
+    /// The same for these facts, and for all names if there is one among them, at once, by means that
+    /// never wait for anybody; false if there are none.
     fn expire_at_once(&self, facts: &[Fact]) -> bool {
         let _ = facts;
         true

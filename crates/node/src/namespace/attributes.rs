@@ -216,6 +216,8 @@ impl Node {
             Queue::Yes
         })?;
         self.attributes_changed(&record);
+        // The kernel takes them away only in its mind, and only after some of the calls that do.
+        self.residency.forget_attributes_at_once(ino);
         self.queue(&record);
         Ok(())
     }

@@ -116,7 +116,7 @@ impl Node {
             }
         }
         file.set_ids.privileged.store(is_privileged(&record), Ordering::Relaxed);
-        self.residency.forget_object(file.ino, false);
+        self.residency.forget_attributes_at_once(file.ino);
         Ok(())
     }
 

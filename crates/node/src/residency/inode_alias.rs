@@ -9,6 +9,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use forebay_core::cluster::grants::Fact;
 use forebay_meta::Record;
 use forebay_types::Ino;
 use rustix::io::Errno;
@@ -267,6 +268,15 @@ impl Residency {
             } else {
                 kernel.forget_attributes(id);
             }
+        }
+    }
+
+    /// The kernel has forgotten an inode's attributes when this returns. It asks by itself for the times
+    /// and the length after a call that changes them, but not for the mode or the owner.
+    pub(crate) fn forget_attributes_at_once(&self, ino: Ino) {
+        let Some(kernel) = self.kernel.get() else { return };
+        for id in self.node_ids(ino) {
+            kernel.expire_at_once(&[Fact::Attributes(id)]);
         }
     }
 }
