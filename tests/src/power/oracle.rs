@@ -60,6 +60,8 @@ pub struct Oracle {
     names: BTreeMap<String, Vec<State>>,
     /// What happened to each name lately, for reports.
     trails: BTreeMap<String, Vec<String>>,
+    /// All stamps that were ever written, with their counts of blocks and their names: for reports.
+    written: Vec<(u64, usize, String)>,
 }
 
 /// Steps that are remembered of a name.
@@ -242,6 +244,9 @@ impl Oracle {
 
     /// A worker did this in round `round`, and was told so (`done`), or was at it.
     pub fn carried_out(&mut self, round: usize, op: &Op, done: bool) {
+        if let Op::Write { name, stamp, count, .. } | Op::Replace { name, stamp, count, .. } = op {
+            self.written.push((*stamp, *count, name.clone()));
+        }
         for name in op.names() {
             self.note(name, format!("{round} {}: {op:?}", if done { "done" } else { "begun" }));
         }
@@ -481,9 +486,28 @@ impl Oracle {
         };
         let of: Vec<_> = (0..self.files.len()).filter(|at| same(&self.files[*at])).collect();
         match of.is_empty() {
-            true => format!("{} bytes", found.len()),
+            true => {
+                let blocks = found.chunks(BLOCK).map(|bytes| self.origin(bytes));
+                let blocks: Vec<_> = blocks.collect();
+                format!("{} bytes of {}", found.len(), blocks.join(", "))
+            }
             false => format!("{} bytes of files {of:?}", found.len()),
         }
+    }
+
+    /// The write that a block is of.
+    fn origin(&self, bytes: &[u8]) -> String {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return "zeros".into();
+        }
+        for (stamp, count, name) in self.written.iter().rev() {
+            for number in 0..*count as u64 {
+                if block(stamp + number)[..bytes.len()] == *bytes {
+                    return format!("{name} {stamp}+{number}");
+                }
+            }
+        }
+        "nothing".into()
     }
 
     fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<String>, bool) {
