@@ -271,6 +271,46 @@ impl MetaStore {
     }
 }
 
+impl MetaStore {
+    /// What others changed of a directory beside its mode and owner: its times, unless they are not
+    /// those of `known` any more, and its extended attributes, which are read again when they are wanted.
+    /// Of a directory that differs from the backing store nothing is taken over. Whether anything was.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode.
+    pub fn refresh_rest_of_directory(
+        &self,
+        known: &Record,
+        times: Option<&Attr>,
+        xattrs: bool,
+    ) -> Result<bool> {
+        self.retry(|| {
+            let dir = known.ino;
+            let _locked = self.lock(&[dir]);
+            let before = self.load_locked(dir)?.ok_or(Error::Stale(dir))?;
+            if before.differs() || !before.is_directory() {
+                return Ok(false);
+            }
+            let mut draft = Draft::new(self);
+            if xattrs && before.xattrs != XattrState::Unknown {
+                self.forget_xattrs(&mut draft, dir)?;
+            }
+            let same =
+                |attr: &Attr| (attr.mtime, attr.ctime) == (known.attr.mtime, known.attr.ctime);
+            if let Some(found) = times.filter(|_| same(&before.attr)) {
+                let record = draft.edit(dir)?;
+                (record.attr.mtime, record.attr.ctime) = (found.mtime, found.ctime);
+                record.change += 1;
+            }
+            if draft.changes_nothing() {
+                return Ok(false);
+            }
+            draft.commit()?;
+            Ok(true)
+        })
+    }
+}
+
 /// Whether the object may have other names.
 fn may_have_names(found: &Found) -> bool {
     found.attr.kind != FileKind::Directory && found.attr.nlink > 1

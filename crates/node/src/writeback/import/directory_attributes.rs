@@ -1,11 +1,12 @@
-//! Mode and owner of known directories: those that others give to one are taken over when its own
-//! entries, or those of the directory above it, are looked at. What the backing store refused is kept,
-//! as long as nobody changes there what it has in its place.
+//! Attributes of known directories: the mode and the owner that others give to one are taken over when
+//! its own entries, or those of the directory above it, are looked at; its times and its extended
+//! attributes, access lists among them, with its own entries. What the backing store refused is kept, as
+//! long as nobody changes there what it has in its place.
 
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use forebay_meta::{Found, Record};
+use forebay_meta::{Found, Record, XattrState};
 use forebay_store::{Attributes, Dir, ErrorClass};
 use forebay_types::{FileKind, Ino};
 
@@ -68,8 +69,8 @@ impl Writeback {
         }
     }
 
-    /// Takes over the mode and owner that others gave to a directory that is about to be listed. False if
-    /// somebody is at it.
+    /// Takes over what others changed of a directory itself that is about to be listed. False if somebody
+    /// is at it.
     pub(super) fn compare_listed_directory(&self, dir: Ino, handle: &Dir) -> Result<bool> {
         if self.residency.peers.is_clustered() {
             return Ok(true);
@@ -77,10 +78,38 @@ impl Writeback {
         let record = self.meta.get(dir)?;
         let found = self.found(handle, b"", &self.backing.stat(handle, OsStr::new(""))?)?;
         let is_another = !is_same_one(&record, &found);
-        if record.differs() || is_another || self.is_directory_as_known(&record, &found)? {
+        if record.differs() || is_another {
             return Ok(true);
         }
-        self.compare_directory(dir)
+        match self.is_directory_as_known(&record, &found)? {
+            true => self.take_over_rest(&record, &found),
+            false => self.compare_directory(dir),
+        }
+    }
+
+    /// Times, and extended attributes. False if somebody is at the directory.
+    fn take_over_rest(&self, record: &Record, found: &Found) -> Result<bool> {
+        let dir = record.ino;
+        let known = record.backing.fingerprint;
+        let (here, below) = (record.attr.mtime, found.attr.mtime);
+        // An earlier time counts if the one here was that of the backing store, and not that of a change
+        // that is not there yet. A worker that has changed entries is to set the times again.
+        let is_newer =
+            below > here || below < here && known.is_some_and(|known| known.mtime == here);
+        let times_wait = self.reconciler.entries_written.lock().contains(&dir.0);
+        let other_times = is_newer && !times_wait;
+        let was_changed = known.is_none_or(|known| known.ctime != found.fingerprint.ctime);
+        let xattrs =
+            was_changed && record.xattrs != XattrState::Unknown && !self.is_something_refused(dir);
+        if !other_times && !xattrs {
+            return Ok(true);
+        }
+        let Some(_owned) = self.own(dir, Duration::ZERO) else { return Ok(false) };
+        let times = other_times.then_some(&found.attr);
+        if self.meta.refresh_rest_of_directory(record, times, xattrs)? {
+            self.residency.forget_object(dir, false);
+        }
+        Ok(true)
     }
 
     /// A directory seems to have other attributes, or to be another one: looks again with nobody at it.

@@ -146,6 +146,11 @@ impl Writeback {
         }
     }
 
+    /// Whether the backing store lacks something of an inode that it did not take.
+    pub(crate) fn is_something_refused(&self, ino: Ino) -> bool {
+        self.reconciler.limits.refused.lock().contains_key(&ino.0)
+    }
+
     pub(crate) fn forget_refused(&self, ino: Ino) {
         self.reconciler.limits.refused.lock().remove(&ino.0);
     }

@@ -1,6 +1,8 @@
 //! Changes by others that keep length and modification time: only the change time tells of them. And
 //! hard links that they make.
 
+use forebay_types::Timestamp;
+
 use super::*;
 
 /// Others put these bytes into a file in place, and its modification time back.
@@ -421,6 +423,65 @@ fn directory_when_others_change_its_mode_then_known_whichever_is_listed_first() 
         bench.node.meta.update(dir, None, forgets).expect("there");
         bench.node.writeback.list_now(Ino::ROOT).expect("listed");
         assert_eq!(mode(&bench, dir), 0o700);
+    }
+}
+
+#[test]
+fn directory_when_others_change_its_attributes_and_times_then_known_once_it_is_listed() {
+    let bench = Bench::new();
+    let dir = bench.mkdir("dir");
+    bench.write("dir/file", b"x");
+    bench.drained();
+    let flags = rustix::fs::XattrFlags::empty();
+    let attribute = |ino: Ino, name: &[u8]| {
+        bench.node.writeback.import_xattrs(&Context::DAEMON, ino).expect("read");
+        bench.node.meta.xattr_get(ino, name).expect("looked up")
+    };
+    for path in ["", "dir"] {
+        let (ino, below) = (bench.dir(path), bench.root.join(path));
+        listed_anew(&bench, ino);
+        for value in [b"1", b"2"] {
+            rustix::fs::setxattr(&below, "user.theirs", value, flags).expect("set");
+            listed_anew(&bench, ino);
+            assert_eq!(attribute(ino, b"user.theirs").as_deref(), Some(&value[..]), "{path}");
+        }
+        rustix::fs::removexattr(&below, "user.theirs").expect("removed");
+        listed_anew(&bench, ino);
+        assert_eq!(attribute(ino, b"user.theirs"), None, "{path}");
+        // What is set here, and not there yet, stays; with what they set then, if it is another.
+        let now = clock::wall_time();
+        let (xattrs, either) = (&bench.node.meta, forebay_meta::XattrFlags::Either);
+        xattrs.xattr_set(ino, b"user.ours", b"here", either, now).expect("set");
+        rustix::fs::setxattr(&below, "user.ours", b"there", flags).expect("set");
+        listed_anew(&bench, ino);
+        assert_eq!(attribute(ino, b"user.ours").as_deref(), Some(&b"here"[..]), "{path}");
+        bench.drained();
+    }
+    // A new name of theirs moves the time, and so does `touch -d`.
+    let below = bench.root.join("dir");
+    let times_below = || {
+        let found = fs::metadata(&below).expect("there");
+        Timestamp::new(found.mtime(), u32::try_from(found.mtime_nsec()).expect("nanoseconds"))
+    };
+    let time_here = || bench.node.meta.get(dir).expect("known").attr.mtime;
+    fs::write(below.join("theirs"), b"x").expect("made");
+    listed_anew(&bench, dir);
+    assert_eq!(time_here(), times_below());
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    fs::File::open(&below).and_then(|dir| dir.set_modified(old)).expect("set");
+    listed_anew(&bench, dir);
+    assert_eq!(time_here(), Timestamp::new(1_000_000_000, 0));
+    // That of a change here counts until it is there, and then it is there.
+    let theirs = old + std::time::Duration::from_secs(1);
+    for ours in ["dir/ours", "dir/ours too"] {
+        bench.write(ours, b"x");
+        let time = time_here();
+        fs::File::open(&below).and_then(|dir| dir.set_modified(theirs)).expect("set");
+        listed_anew(&bench, dir);
+        assert_eq!(time_here(), time);
+        bench.drained();
+        bench.node.writeback.restore_directory_times();
+        assert_eq!((time_here(), times_below()), (time, time));
     }
 }
 
