@@ -83,12 +83,12 @@ impl File {
     }
 
     /// It took the place of another file by a rename, and must be whole. If it, or a part of it, was synced
-    /// before, what was written over since may be as it was then: ext4 writes at such a rename only what has
-    /// no place on the disk yet.
+    /// before, or has come by such a rename itself, what was written over since may be as it was then: ext4
+    /// writes at such a rename only what has no place on the disk yet.
     fn replace(&mut self, of: usize, from: Option<String>) {
         let part = Box::new(File { instead: None, ..self.clone() });
         let len = self.len();
-        if self.synced || self.synced_in_part {
+        if self.synced || self.synced_in_part || self.instead.is_some() {
             self.lens.iter_mut().for_each(|known| *known = (*known).max(len));
         } else {
             self.stamps.iter_mut().for_each(|stamps| drop(stamps.drain(..stamps.len() - 1)));
@@ -568,6 +568,28 @@ mod tests {
         for (stamp, may_be) in [(10, true), (20, true), (30, true), (100, false)] {
             let found = oracle.clone().found("name", Some(&block(stamp)), &below).0;
             assert_eq!(found.is_none(), may_be, "{stamp}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn file_that_replaced_one_when_written_and_moved_over_another_then_may_be_as_it_first_replaced()
+    {
+        let mut oracle = Oracle::default();
+        oracle.add("old", 2, 100);
+        oracle.add("older", 2, 200);
+        let (name, sync, dir) = ("old".to_string(), false, false);
+        let steps = [
+            Op::Replace { name, count: 2, stamp: 10, sync, dir },
+            write("old", (1, 1), 20, Sync::None),
+            Op::Move { from: "old".into(), to: "older".into(), dir: true },
+        ];
+        steps.iter().for_each(|step| oracle.carried_out(1, step, true));
+        for (stamps, may_be) in
+            [([10, 11], true), ([10, 20], true), ([200, 201], true), ([10, 101], false)]
+        {
+            let found: Vec<u8> = stamps.iter().flat_map(|stamp| block(*stamp)).collect();
+            let wrong = oracle.clone().found("older", Some(&found), &Below::new()).0;
+            assert_eq!(wrong.is_none(), may_be, "{stamps:?}: {wrong:?}");
         }
     }
 
