@@ -340,3 +340,68 @@ fn file_with_thousands_of_names_when_unmounted_without_a_drain_then_it_ends_soon
     assert_eq!(below.nlink() as usize, NAMES + 1);
     assert_eq!(fs::read(site.path("backing/names/17")).unwrap(), b"other text");
 }
+
+/// What is written at the brim, and how much of it the mount says it has taken.
+#[test]
+fn store_when_it_is_full_then_files_have_what_was_acknowledged_and_no_more() {
+    use std::os::unix::fs::FileExt;
+    const KIB: usize = 1 << 10;
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let disk = Memory::new(&site, "disk", "24m");
+    let store = disk.0.join("store");
+    fs::create_dir(&store).unwrap();
+    let known: Vec<u8> = (0..2048 * KIB).map(|at| (at / 61) as u8).collect();
+    fs::write(store.join("known"), &known).unwrap();
+    let tier = format!("{}=4M", site.text("tier"));
+    let (store, mnt) = (store.display().to_string(), site.text("mnt"));
+    let how = ["mount", "--tier", &tier, "--writeback", "1h", &store, &mnt];
+    let (code, text) = site.run(&how);
+    assert_eq!(code, 0, "{text}");
+    let mut short = 0;
+    for round in 0..6_u8 {
+        // An append to a new file, and writes over a known one, each until there is no room.
+        let (new, old) = (site.path(&format!("mnt/new{round}")), site.path("mnt/known"));
+        let mut file = fs::File::options().append(true).create(true).open(&new).unwrap();
+        let (mut taken, chunk) = (0, vec![round + 1; 100 * KIB]);
+        let refused = loop {
+            match file.write(&chunk) {
+                Ok(written) => {
+                    short += usize::from(written < chunk.len());
+                    taken += written;
+                }
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+        let found = fs::read(&new).unwrap();
+        assert_eq!(found.len(), taken, "round {round}");
+        assert!(found.iter().all(|byte| *byte == round + 1));
+        let mut expected = fs::read(&old).unwrap();
+        let over = fs::File::options().write(true).open(&old).unwrap();
+        for at in (0..20).map(|number| (number * 93 + usize::from(round) * 7) * KIB) {
+            match over.write_at(&chunk, at as u64) {
+                Ok(written) => {
+                    short += usize::from(written < chunk.len());
+                    let end = (at + written).max(expected.len());
+                    expected.resize(end, 0);
+                    expected[at..at + written].fill(round + 1);
+                }
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOSPC)),
+            }
+            assert!(fs::read(&old).unwrap() == expected, "round {round}, written at {at}");
+        }
+        // Some more room, and not for whole writes.
+        drop((file, over));
+        fs::File::options().write(true).open(&new).unwrap().set_len(taken as u64 / 3).unwrap();
+    }
+    assert!(short > 0, "nothing was cut short, and nothing tried");
+    for round in 0..6 {
+        fs::remove_file(site.path(&format!("mnt/new{round}"))).unwrap();
+    }
+    let expected = fs::read(site.path("mnt/known")).unwrap();
+    site.umount();
+    assert!(fs::read(disk.0.join("store/known")).unwrap() == expected);
+}

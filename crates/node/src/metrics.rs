@@ -294,6 +294,9 @@ label! {
         WriteThrough = "write-through",
         /// What is synced must be in the backing store, or with other nodes, before the answer.
         Durability = "durability",
+        /// The file was emptied, and the backing store has an older version of it: which of its bytes the
+        /// kernel makes durable, nobody could tell from those that it does not.
+        Emptied = "emptied",
         /// The tier's file system lies too deep in a stack of file systems.
         StackDepth = "stack-depth",
         /// The kernel refused for another reason.

@@ -442,7 +442,7 @@ impl Node {
             if registered.bypass || copied || self.appends_itself(how) {
                 return (OpenMode::PassthroughDirect { id }, None);
             }
-            return match self.promise_to_writer(file, location) {
+            return match self.promise_to_writer(file, location, record) {
                 Ok(promised) => (OpenMode::Passthrough { id }, Some(promised)),
                 Err(_) => (OpenMode::PassthroughDirect { id }, None),
             };
@@ -467,7 +467,7 @@ impl Node {
         let serves_writer = opens.writers > 0;
         match &location.place {
             Some(place) if place.presence.is_none() && !serves_writer => {
-                let promised = match write.then(|| self.promise_to_writer(file, location)) {
+                let promised = match write.then(|| self.promise_to_writer(file, location, record)) {
                     None => None,
                     Some(Ok(promised)) => Some(promised),
                     Some(Err(reason)) => return (self.served(reason, true, true), None),
@@ -530,13 +530,28 @@ impl Node {
         if write && passthrough_able { OpenMode::Direct } else { OpenMode::Cached { keep: true } }
     }
 
+    /// Whether an object that is empty now would give way to an older version of its file after a power
+    /// cut unless all of it is there. Only whoever is told of each sync knows then what was acknowledged.
+    fn may_be_older_after_a_cut(&self, file: &File, record: &Record, place: &TierObject) -> bool {
+        let backing = &record.backing;
+        let has_older = record.replaces
+            || backing.fingerprint.is_some()
+            || backing.pending.is_some()
+            || file.writeback.flush_begun.load(Ordering::Acquire) > 0;
+        has_older && place.presence.is_none() && place.object.len().is_ok_and(|len| len == 0)
+    }
+
     /// Room for a passthrough writer to grow into, if there is plenty.
     fn promise_to_writer(
         &self,
         file: &File,
         location: &DataLocation,
+        record: &Record,
     ) -> std::result::Result<(u8, u64), RefusalReason> {
         let place = location.place.as_ref().ok_or(RefusalReason::NotResident)?;
+        if self.may_be_older_after_a_cut(file, record, place) {
+            return Err(RefusalReason::Emptied);
+        }
         if file.set_ids.may_be_set() {
             return Err(RefusalReason::SetId);
         }

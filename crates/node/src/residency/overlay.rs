@@ -51,6 +51,11 @@ struct Over {
 }
 
 impl Spill {
+    /// The size of the extents of which its map says whether it has them, if it has not all.
+    pub(crate) fn extent_size(&self) -> Option<u64> {
+        self.over.as_ref().map(|over| over.has.read().extent_size())
+    }
+
     /// A spill file as it is now. Without a map it has all bytes.
     ///
     /// # Errors

@@ -208,12 +208,15 @@ impl Residency {
         {
             return self.write_under_readers(file, place, offset, data);
         }
-        let end = offset + data.len() as u64;
-        let written = self.change_around(file, location, offset..end, |spill| {
-            self.write_spill(file, spill, offset, data)
+        let range = offset..offset + data.len() as u64;
+        // What is handed over from the tier goes by whole extents.
+        let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
+        let extent = presence.map_or(BLOCK, |presence| presence.read().extent_size());
+        let end = self.change_around(file, location, range, |spill| {
+            self.write_spill_what_fits(file, spill, (offset, extent), data)
         })?;
-        self.metrics.bytes.of(Source::Spill).add(written as u64);
-        Ok(written)
+        self.metrics.bytes.of(Source::Spill).add(end - offset);
+        Ok((end - offset) as usize)
     }
 
     /// Makes zeros of a range past the tiers, as [`Residency::write_around`] writes. Not of an object that
@@ -224,19 +227,22 @@ impl Residency {
         location: &mut DataLocation,
         range: Range<u64>,
     ) -> Result<()> {
+        let end = range.end;
         self.change_around(file, location, range.clone(), |spill| {
-            self.zero_spill(file, spill, range)
-        })
+            self.zero_spill(file, spill, range).map(|()| end)
+        })?;
+        Ok(())
     }
 
-    /// Changes a range of a file in its spill file, which has those extents from then on.
-    fn change_around<T>(
+    /// Changes a range of a file in its spill file up to where `change` says that it came, which is the end
+    /// of an extent or of the range. The spill file has those extents from then on.
+    fn change_around(
         &self,
         file: &FileRef,
         location: &mut DataLocation,
         Range { start: offset, end }: Range<u64>,
-        change: impl FnOnce(&Spill) -> Result<T>,
-    ) -> Result<T> {
+        change: impl FnOnce(&Spill) -> Result<u64>,
+    ) -> Result<u64> {
         if let Some(place) = &location.place {
             // First: a clean object may go at any time, and its bytes with it.
             self.mark_dirty(file, place)?;
@@ -254,7 +260,7 @@ impl Residency {
         if let Some(place) = &location.place {
             if let Some(presence) = &place.presence {
                 let mut presence = presence.write();
-                presence.leave_to_base(offset..end)?;
+                presence.leave_to_base(offset..changed)?;
                 let size = presence.size();
                 drop(presence);
                 if place.object.len()? < size {
@@ -285,6 +291,35 @@ impl Residency {
         Ok(location.place.as_ref().is_some_and(|place| self.maybe_stored_into(file, place)))
     }
 
+    /// Writes to a spill file as much as the backing store has room for, by whole extents of at least that
+    /// size, and says where it came: a program that is told of an error takes the file for unchanged.
+    fn write_spill_what_fits(
+        &self,
+        file: &File,
+        spill: &Spill,
+        (offset, extent): (u64, u64),
+        data: &[u8],
+    ) -> Result<u64> {
+        let end = offset + data.len() as u64;
+        let refused = match self.write_spill(file, spill, offset, data) {
+            Err(error) if is_no_room(&error) => error,
+            written => return written.map(|_| end),
+        };
+        let extent = extent.max(spill.extent_size().unwrap_or(extent));
+        let mut at = offset;
+        while at < end {
+            let stop = (at - at % extent + extent).min(end);
+            let piece = &data[(at - offset) as usize..(stop - offset) as usize];
+            match self.write_spill(file, spill, at, piece) {
+                Ok(_) => at = stop,
+                Err(error) if !is_no_room(&error) => return Err(error),
+                Err(_) if at > offset => break,
+                Err(_) => return Err(refused),
+            }
+        }
+        Ok(at)
+    }
+
     /// Writes for which no room could be made into an object that the kernel reads by itself. The
     /// kernel gives up a passthrough file only at its last close, and what it reads until then is
     /// the object: so the bytes go there, over the tier's size by what the file grows, and only a
@@ -304,7 +339,7 @@ impl Residency {
         }
         self.mark_dirty(file, place)?;
         file.count_write();
-        write_all_or_fail(&*place.object, data, offset)
+        write_what_fits(&*place.object, data, offset)
     }
 
     /// Prepares an object for bytes of a range that will be in the base.
@@ -701,7 +736,11 @@ pub(crate) fn noted_inode(note: &[u8]) -> Option<Fingerprint> {
 }
 
 fn is_no_room(error: &NodeError) -> bool {
-    matches!(error, NodeError::Store(error) if no_room(error))
+    match error {
+        NodeError::Store(error) => no_room(error),
+        NodeError::Posix(errno) => matches!(*errno, Errno::NOSPC | Errno::DQUOT),
+        _ => false,
+    }
 }
 
 /// Writes all of `data`; `None` when the device has no room.
@@ -716,6 +755,31 @@ pub(crate) fn write_all<B: Bytes + ?Sized>(
     }
 }
 
+/// Writes as much of `data` as the device has room for, as a write that has nowhere else to go does.
+///
+/// # Errors
+/// As [`write_all_or_fail`], if not a byte has room.
+pub(crate) fn write_what_fits<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < data.len() {
+        match target.write_at(&data[done..], offset + done as u64) {
+            Ok(0) if done == 0 => return Err(NodeError::Posix(Errno::IO)),
+            Ok(0) => break,
+            Ok(written) => done += written,
+            Err(error) if no_room(&error) && done > 0 => break,
+            Err(error) if no_room(&error) => {
+                return Err(NodeError::Posix(Errno::from_raw_os_error(error.errno())));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}
+
 /// Writes all of `data`, where a device without room is the writer's affair: with the errno that
 /// the device gives.
 pub(crate) fn write_all_or_fail<B: Bytes + ?Sized>(
@@ -725,14 +789,7 @@ pub(crate) fn write_all_or_fail<B: Bytes + ?Sized>(
 ) -> Result<usize> {
     let mut done = 0;
     while done < data.len() {
-        match target.write_at(&data[done..], offset + done as u64) {
-            Ok(0) => return Err(NodeError::Posix(Errno::IO)),
-            Ok(written) => done += written,
-            Err(error) if no_room(&error) => {
-                return Err(NodeError::Posix(Errno::from_raw_os_error(error.errno())));
-            }
-            Err(error) => return Err(error.into()),
-        }
+        done += write_what_fits(target, &data[done..], offset + done as u64)?;
     }
     Ok(done)
 }
