@@ -415,6 +415,8 @@ impl<'a> Service<'a> {
     fn leave(self, successor: Successor) -> Result<(), Error> {
         let managed = std::env::var_os("NOTIFY_SOCKET").is_some();
         service_manager::notify(&format!("MAINPID={}\n", successor.pid()));
+        // Whoever wants another upgrade is told to turn to the one that serves now.
+        drop(self.events);
         self.mounted.after_hand_over(FAREWELL_LIMIT);
         self.server.stop();
         if let Some(clients) = self.clients {
@@ -422,7 +424,7 @@ impl<'a> Service<'a> {
         }
         self.address.leave();
         let foreground = self.plan.config.foreground;
-        drop((self.mounted, self.events));
+        drop(self.mounted);
         if !foreground || managed {
             return Ok(());
         }

@@ -569,3 +569,34 @@ fn dataset_when_its_daemon_is_upgraded_or_dies_then_programs_read_on() {
     drop(held);
     site.umount();
 }
+
+#[test]
+fn directory_that_others_remove_while_a_program_is_in_it_then_is_empty_as_a_native_one() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::create_dir_all(site.path("backing/tree/in/deeper")).unwrap();
+    fs::write(site.path("backing/tree/in/file"), b"x").unwrap();
+    fs::create_dir_all(site.path("native/tree/in/deeper")).unwrap();
+    fs::write(site.path("native/tree/in/file"), b"x").unwrap();
+    site.mount(&["--attr-timeout", "0"]);
+    // A program of its own has it as its working directory.
+    let script =
+        "cd \"$1\"/tree/in && ls . > /dev/null && exec 3< . && rm -rf \"$2\"/tree && sleep 1.5
+        ls . && echo listed; ls /proc/self/fd/3/ && echo listed by the descriptor
+        for create in 'touch new' 'mkdir new' 'ln -s to new' 'mkfifo new' 'cat file' 'rm file' \
+            'rmdir deeper' 'mv file new'
+        do LC_ALL=C $create; done 2>&1 | sed 's/.*: //'
+        stat -c %h .";
+    let of = |mount: &str, below: &str| {
+        let mut command = site.command("/bin/sh");
+        command.args(["-c", script, "sh", &site.text(mount), &site.text(below)]);
+        outcome(&mut command)
+    };
+    let native = of("native", "native");
+    assert!(native.1.contains("listed by the descriptor"), "{native:?}");
+    assert_eq!(of("mnt", "backing"), native);
+    site.umount();
+    assert_eq!(site.left_in_backing(), Vec::<String>::new());
+}

@@ -352,3 +352,38 @@ fn closed_file_whose_copies_come_later_then_copied_and_not_written_back() {
     assert_eq!(there.count(), 0, "written back");
     ring.umount_all();
 }
+
+/// What the kernel writes by itself, and makes durable without asking, no other node would have.
+#[test]
+fn writer_whose_syncs_wait_for_copies_then_is_not_handed_to_the_kernel() {
+    if !can_cluster() {
+        return;
+    }
+    for (options, waits) in [(&KEPT[..], true), (&KEPT[..2], false)] {
+        let ring = Ring::talking(2);
+        ring.mount_all(&[options, &["--passthrough", "readwrite"]].concat());
+        let counted = |what: &str| {
+            let (code, text) = ring.site.run(&["debug", "metrics", &ring.site.text("mnt0")]);
+            assert_eq!(code, 0, "{text}");
+            let lines = text.lines().filter(|line| line.starts_with(what));
+            lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
+        };
+        let passed = || counted("forebay_passthrough_opens_total");
+        let refused = || counted("forebay_passthrough_refusals_total{reason=\"durability\"}");
+        fs::write(ring.at(0, "file"), contents(1, 70_000)).unwrap();
+        drop(File::open(ring.at(0, "file")).unwrap());
+        if passed() == 0 {
+            eprintln!("skipped: this kernel has no passthrough");
+            return;
+        }
+        let (passed_before, refused_before) = (passed(), refused());
+        let file = OpenOptions::new().write(true).open(ring.at(0, "file")).unwrap();
+        let (passed, refused) = (passed() - passed_before, refused() - refused_before);
+        assert_eq!((passed, refused), if waits { (0, 1) } else { (1, 0) }, "waits: {waits}");
+        file.write_all_at(b"synced", 0).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        sync(&ring, 0..2);
+        assert!(fs::read(ring.backing("file")).unwrap().starts_with(b"synced"), "{waits}");
+    }
+}

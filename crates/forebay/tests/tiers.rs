@@ -511,3 +511,45 @@ fn tier_when_its_file_system_has_small_attributes_then_it_is_named_as_that() {
     assert_eq!(code, UNSUPPORTED, "{text}");
     assert!(text.contains("extended attributes") && text.contains("1 KiB"), "{text}");
 }
+
+#[test]
+fn tier_inside_the_tier_of_another_mount_then_refused_by_name_also_when_that_does_not_run() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let outer = format!("{}=64M", site.text("outer"));
+    let other = |dir: &str, more: &[&str]| {
+        let (backing, mnt) = (site.text("other backing"), site.text("other mnt"));
+        let tier = format!("{}=64M", site.text(dir));
+        let mut args = vec!["mount", &backing, &mnt, "--tier", &tier];
+        args.extend(more);
+        site.run(&args)
+    };
+    for dir in ["other backing", "other mnt", "above"] {
+        fs::create_dir(site.path(dir)).unwrap();
+    }
+    symlink(site.path("outer"), site.path("link")).unwrap();
+    assert_eq!(mount_tiers(&site, &[&outer], &[]).0, 0);
+    for runs in [true, false] {
+        for dir in ["outer/x", "outer/objects/x", "link/x"] {
+            let (code, text) = other(dir, &["--create-tier"]);
+            assert_eq!(code, BAD_STATE, "{dir}: {text}");
+            assert!(text.contains(&site.text(dir)) && text.contains(&site.text("outer")), "{text}");
+            assert!(!site.path(dir).exists(), "{dir}");
+        }
+        let state = site.text("outer/state of another");
+        let (code, text) = other("apart", &["--state-dir", &state]);
+        assert!(code == BAD_STATE && text.contains(&state), "{code} {text}");
+        if runs {
+            site.umount();
+        }
+    }
+    // And what has a tier inside.
+    let inner = format!("{}=64M", site.text("above/inner"));
+    let (code, text) = mount_tiers(&site, &[&inner], &[]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = other("above", &[]);
+    assert!(code != 0 && text.contains(&site.text("above")), "{code} {text}");
+    site.umount();
+}

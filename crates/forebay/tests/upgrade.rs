@@ -115,3 +115,28 @@ fn upgrade_when_the_new_program_can_not_then_the_old_daemon_serves_on() {
     assert_unnoticed(load);
     site.umount();
 }
+
+#[test]
+fn upgrades_when_two_are_asked_for_at_once_then_each_has_its_turn() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    let mut known = vec![site.daemon()];
+    for round in 0..3 {
+        let outcomes = std::thread::scope(|scope| {
+            let ask = || scope.spawn(|| upgrade(&site, &["--json"]));
+            [ask(), ask()].map(|asked| asked.join().unwrap())
+        });
+        for (code, text) in outcomes {
+            assert_eq!(code, 0, "round {round}: {text}");
+            let outcome: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let pid = i32::try_from(outcome["pid"].as_i64().unwrap()).unwrap();
+            assert!(!known.contains(&pid), "round {round}: {text}");
+            known.push(pid);
+        }
+        assert!(known[known.len() - 2..].contains(&site.daemon()), "round {round}");
+    }
+    site.umount();
+}

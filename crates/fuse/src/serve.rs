@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::dataset::Dataset;
+use crate::errno::errno;
 use crate::kernel::Notifier;
 use crate::listings::{Grant, Listings};
 use crate::reply_builder::{ReplyBuilder, kept};
@@ -38,7 +39,6 @@ pub struct Serve<'a> {
 impl Serve<'_> {
     /// Does what the request asks for.
     pub fn serve(&self, operation: Operation<'_>) -> Result<Answer> {
-        use Operation as Op;
         if changes(&operation) {
             self.node.may_change(&self.context)?;
             self.tell_losses(&operation)?;
@@ -46,6 +46,14 @@ impl Serve<'_> {
         if let Some(answer) = self.without_open(&operation) {
             return answer;
         }
+        if is_in_directory(&operation) {
+            return self.serve_by_kind(operation).map_err(|error| self.in_removed(error));
+        }
+        self.serve_by_kind(operation)
+    }
+
+    fn serve_by_kind(&self, operation: Operation<'_>) -> Result<Answer> {
+        use Operation as Op;
         match operation {
             Op::Lookup { .. }
             | Op::Symlink { .. }
@@ -110,6 +118,15 @@ impl Serve<'_> {
             }
             _ => return None,
         })
+    }
+
+    /// The failure of an operation on a name. Of a directory that others have removed the kernel does not
+    /// know that it is so, and asks; there is no such name, nor can be.
+    fn in_removed(&self, error: NodeError) -> NodeError {
+        match errno(&error) == libc::ESTALE && self.node.is_removed_directory(self.ino()) {
+            true => Errno::NOENT.into(),
+            false => error,
+        }
     }
 
     pub(crate) fn ino(&self) -> Ino {
@@ -484,6 +501,24 @@ pub fn timeout(operation: &Operation<'_>) -> TimeLimits {
         _ => (false, false),
     };
     TimeLimits { abandonable, long }
+}
+
+/// Whether an operation is about a name in the directory that it is sent to. (By "." and ".." the kernel
+/// asks for what it has forgotten.)
+fn is_in_directory(operation: &Operation<'_>) -> bool {
+    use Operation as Op;
+    match operation {
+        Op::Lookup { name } => !matches!(*name, b"." | b".."),
+        Op::Symlink { .. }
+        | Op::Mknod { .. }
+        | Op::Mkdir { .. }
+        | Op::Unlink { .. }
+        | Op::Rmdir { .. }
+        | Op::Rename { .. }
+        | Op::Create { .. }
+        | Op::Tmpfile { .. } => true,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Fingerprint, Link, Record};
+use forebay_meta::{Attr, Fingerprint, Link, Record};
 use forebay_store::backing::Dir;
 use forebay_store::{Attributes, BackingFile, Header};
 use forebay_types::Ino;
@@ -231,6 +231,12 @@ impl AboveWriteback for Upper {
     fn let_go_of_replaced(&self) {
         if let Ok(node) = self.node() {
             node.let_go_of_replaced();
+        }
+    }
+
+    fn directory_vanished(&self, ino: Ino, attr: Attr) {
+        if let Ok(node) = self.node() {
+            node.remember_removed(ino, attr);
         }
     }
 

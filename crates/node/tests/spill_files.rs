@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
 use forebay_node::{Context, Ino, NodeError, SetAttr};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -127,6 +128,34 @@ fn spill_files_when_many_are_needed_no_more_then_a_stop_syncs_once_for_all() {
     rig.node().stop(LIMIT);
     assert!(spill_files(&rig).is_empty());
     assert!(syncs.load(Ordering::Acquire) <= 3, "{syncs:?}");
+}
+
+/// The files of whose spill files the namespace of a node that does not run has notes.
+fn noted(rig: &Rig) -> usize {
+    let state = rig.config.tiers[0].dir.join("state/meta");
+    let engine = Embedded::open(&state, &EmbeddedOptions::default()).unwrap();
+    let meta = MetaStore::open(Box::new(engine), &Options::default()).unwrap();
+    let noted = meta.settings_like("spill.").unwrap().len();
+    meta.close();
+    noted
+}
+
+#[test]
+fn notes_of_spill_files_that_a_killed_daemon_had_removed_then_go_with_the_next_start() {
+    let _one = ONE.lock();
+    let mut rig = many_let_go_of();
+    rig.put("kept", &noise(7, 30 * KIB));
+    let kept = rig.ino("kept");
+    let is_kept = |path: &PathBuf| path.to_string_lossy().contains(&format!("{:x}", kept.0));
+    rig.crash();
+    for gone in spill_files(&rig).into_iter().filter(|path| !is_kept(path)) {
+        std::fs::remove_file(gone).unwrap();
+    }
+    assert!(noted(&rig) as u64 >= MANY);
+    rig.start();
+    same(&rig.get("kept"), &noise(7, 30 * KIB), "kept");
+    rig.crash();
+    assert!(noted(&rig) <= 1, "{}", noted(&rig));
 }
 
 #[test]

@@ -1,16 +1,19 @@
 //! `upgrade`: another program takes a mount over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{print, print_json};
 use crate::cli::UpgradeArgs;
 use crate::config::{FileSource, Settings};
-use crate::control::{Client, Reply, Request};
+use crate::control::{Client, ErrorKind, Reply, Request};
 use crate::error::Error;
 
 /// Added to the time limit: both programs start and open what they need.
 const GRACE: Duration = Duration::from_secs(120);
+
+/// So many daemons are asked one after the other, if each is replaced before it can answer.
+const MAX_TURNS: u32 = 8;
 
 /// Upgrades.
 pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
@@ -23,8 +26,7 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
     let limit_ms = u64::try_from(args.timeout.as_millis()).unwrap_or(u64::MAX);
     let request = Request::Upgrade { program: program.into(), limit_ms };
     let timeout = args.timeout.saturating_add(GRACE);
-    let mut client = Client::for_path(&mountpoint(args)?)?;
-    match client.call(request, Some(timeout), &mut |_| {})? {
+    match ask(&mountpoint(args)?, &request, timeout)? {
         Reply::Upgraded(upgraded) if args.json => print_json(&upgraded),
         Reply::Upgraded(upgraded) => print(&format!(
             "taken over by process {} (version {}) with {} open files; programs waited for {:.1} ms\n",
@@ -34,6 +36,34 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Error> {
             upgraded.pause_us as f64 / 1000.0
         )),
         _ => Err(Error::Protocol("not an answer to an upgrade".into())),
+    }
+}
+
+/// Asks the daemon of a mount for an upgrade. If another upgrade came first, its successor is asked.
+fn ask(mountpoint: &Path, request: &Request, timeout: Duration) -> Result<Reply, Error> {
+    let daemon = |client: &mut Client| client.status().ok().map(|status| status.pid);
+    let mut turns = 1..MAX_TURNS;
+    loop {
+        let mut client = Client::for_path(mountpoint)?;
+        let asked = daemon(&mut client);
+        let error = match client.call(request.clone(), Some(timeout), &mut |_| {}) {
+            Err(error) if came_too_late(&error) && turns.next().is_some() => error,
+            outcome => return outcome,
+        };
+        let now = Client::for_path(mountpoint).ok().and_then(|mut client| daemon(&mut client));
+        if now.is_none() || now == asked {
+            return Err(error);
+        }
+    }
+}
+
+/// Whether the daemon that was asked may have been replaced meanwhile.
+fn came_too_late(error: &Error) -> bool {
+    match error {
+        Error::Control(error) => error.kind == ErrorKind::Locked,
+        // It ended while it was asked.
+        Error::NoDaemon { .. } => true,
+        _ => false,
     }
 }
 

@@ -346,7 +346,12 @@ fn upgrade(shared: &Shared, program: PathBuf, limit: Duration) -> ControlResult<
     let upgrades = shared.upgrades.as_ref().ok_or_else(refused)?;
     let (done, outcome) = std::sync::mpsc::sync_channel(1);
     upgrades(UpgradeCall { program, limit, done });
-    outcome.recv().unwrap_or_else(|_| Err(refused()))
+    outcome.recv().unwrap_or_else(|_| {
+        Err(ControlError::new(
+            ErrorKind::Locked,
+            "before this upgrade had its turn another daemon took the mount over, or it was unmounted",
+        ))
+    })
 }
 
 fn answer_from(

@@ -2,14 +2,15 @@
 
 use super::{Draft, MetaStore, Vanished};
 use crate::error::Result;
-use crate::types::{FileKind, Ino, Link, Record, Timestamp};
+use crate::types::{Attr, FileKind, Ino, Link, Record, Timestamp};
 
 /// Entries looked at in one go.
 const PAGE: usize = 256;
 
 /// What became of one entry.
 enum Fate {
-    Removed(Ino),
+    /// With the attributes that a directory had.
+    Removed(Ino, Option<Attr>),
     Kept(Ino),
     /// There was no such entry, or the backing store isn't known to have had it.
     Untouched,
@@ -35,8 +36,9 @@ struct Level {
 impl Vanished {
     fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino)) {
         match fate {
-            Fate::Removed(ino) => {
+            Fate::Removed(ino, directory) => {
                 self.removed += 1;
+                self.directories.extend(directory.map(|attr| (ino, attr)));
                 removed(ino);
             }
             Fate::Kept(ino) => self.kept.push(ino),
@@ -200,13 +202,14 @@ impl MetaStore {
             record.queued = None;
         }
         let gone = record.links.is_empty();
+        let directory = (kind == FileKind::Directory).then(|| record.attr.clone());
         draft.change_entry(dir, name, (ino, kind), None);
         draft.edit(dir)?.entries_changed(now);
         if kind == FileKind::Directory {
             draft.add_subdirs(dir, -1)?;
         }
         draft.commit()?;
-        Ok(if gone { Fate::Removed(ino) } else { Fate::Untouched })
+        Ok(if gone { Fate::Removed(ino, directory) } else { Fate::Untouched })
     }
 }
 

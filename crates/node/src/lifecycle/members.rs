@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::cluster;
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::mounts_below;
+use crate::lifecycle::{mounts_below, nested_tiers};
 use crate::node::{METADATA, Node};
 use crate::residency::TierSlot;
 
@@ -252,6 +252,7 @@ pub fn check_tiers(config: &NodeConfig) -> Result<()> {
 pub(crate) fn check(config: &NodeConfig) -> Result<Expected> {
     let Some(state) = state_dir(config) else { return Ok(Expected::default()) };
     check_owners(config, &state)?;
+    nested_tiers::check(config)?;
     let own = match Members::read(&state)? {
         Found::Sound(members) => Some(members),
         Found::Nothing | Found::Damaged => None,

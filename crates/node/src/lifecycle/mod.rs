@@ -6,6 +6,7 @@ pub(crate) mod check_cluster;
 pub(crate) mod hand_over;
 pub(crate) mod members;
 pub(crate) mod mounts_below;
+pub(crate) mod nested_tiers;
 pub(crate) mod rebuild;
 pub(crate) mod recover;
 #[cfg(test)]

@@ -697,8 +697,29 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.dismiss_spill_notes()?;
         self.residency.drop_spills(Instant::now() + self.config.backing_timeout);
         Ok(wanted)
+    }
+
+    /// What was noted of spill files goes with them. A daemon that is killed after it has removed one, and
+    /// before that is noted, leaves the note. (In a cluster it may be of another node's.)
+    fn dismiss_spill_notes(&self) -> Result<()> {
+        if self.cluster.is_some() {
+            return Ok(());
+        }
+        for ino in self.residency.noted_spills()? {
+            let needed = match self.meta.get(ino) {
+                Ok(record) => record.spilled && !is_removed(&record),
+                Err(forebay_meta::Error::Stale(_)) => false,
+                Err(error) => return Err(error.into()),
+            };
+            // Else it has been seen to, with the file.
+            if !needed && self.backing.open_spill(ino.0)?.is_none() {
+                self.residency.note_spill_due(ino);
+            }
+        }
+        Ok(())
     }
 
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a

@@ -76,7 +76,7 @@ impl Node {
     /// `ESTALE`; `MustWait` when it has to be compared with the backing store.
     pub fn getattr(&self, context: &Context, ino: Ino) -> Result<Stat> {
         match self.fresh(context, ino) {
-            Err(NodeError::Meta(MetaError::Stale(_))) => {
+            Err(NodeError::Meta(MetaError::Stale(_)) | NodeError::Posix(Errno::STALE)) => {
                 let attr = self.names.removed_inodes.recall(ino).ok_or(MetaError::Stale(ino))?;
                 let blocks = attr.size.div_ceil(512);
                 Ok(Stat { ino, attr, blocks, open: false, alias: 0, is_fleeting: false })

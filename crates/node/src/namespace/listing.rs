@@ -105,7 +105,11 @@ impl Node {
             return Ok(());
         }
         if offset == 0 || !record.listed {
-            self.writeback.ensure_listed(context, ino)?;
+            match self.writeback.ensure_listed(context, ino) {
+                // Others have removed it, as is seen by this look.
+                Err(_) if self.names.removed_inodes.has_directory(ino) => return Ok(()),
+                listed => listed?,
+            }
         }
         let parent = record.links.first().map_or(Ino::ROOT, |link| link.parent);
         let dots: [(u64, Ino, &[u8]); 2] = [(1, ino, b"."), (AFTER_DOTS, parent, b"..")];

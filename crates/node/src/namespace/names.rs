@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_meta::{Error as MetaError, Link, NewInode, Record, RenameFlags, Unlinked, XattrState};
+use forebay_meta::{
+    Attr, Error as MetaError, Link, NewInode, Record, RenameFlags, Unlinked, XattrState,
+};
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
@@ -341,12 +343,23 @@ impl Node {
         Ok(())
     }
 
+    /// An inode has lost its last name, and perhaps has a user still.
+    pub(crate) fn remember_removed(&self, ino: Ino, attr: Attr) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.note_removed(&RemovedInode::new(ino.0, &attr));
+        }
+        self.names.removed_inodes.remember(ino, attr);
+    }
+
+    /// Whether a directory was removed a short while ago: there is nothing in it, nor can be.
+    #[must_use]
+    pub fn is_removed_directory(&self, ino: Ino) -> bool {
+        self.names.removed_inodes.has_directory(ino)
+    }
+
     fn after_removal(&self, before: Stat, unlinked: &Unlinked) {
         if unlinked.record.links.is_empty() {
-            if let Some(kernel) = self.kernel.get() {
-                kernel.note_removed(&RemovedInode::new(before.ino.0, &before.attr));
-            }
-            self.names.removed_inodes.remember(before.ino, before.attr);
+            self.remember_removed(before.ino, before.attr);
         } else {
             self.writeback.note_moved(&unlinked.record);
         }

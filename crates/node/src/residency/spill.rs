@@ -563,6 +563,15 @@ impl Residency {
             && self.meta.setting(&spill_setting(ino)).map_or(true, |noted| noted.is_some())
     }
 
+    /// The files of whose spill files something is noted.
+    pub(crate) fn noted_spills(&self) -> Result<Vec<Ino>> {
+        if !self.spills_noted.load(Ordering::Acquire) {
+            return Ok(Vec::new());
+        }
+        let noted = self.meta.settings_like(SETTING)?;
+        Ok(noted.iter().filter_map(|ino| u64::from_str_radix(ino, 16).ok()).map(Ino).collect())
+    }
+
     /// Notes that a file's record is about to let go of its spill file.
     pub(crate) fn let_go_of_spill(&self, ino: Ino) -> Result<()> {
         let setting = spill_setting(ino);

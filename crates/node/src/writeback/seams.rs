@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use forebay_meta::Record;
+use forebay_meta::{Attr, Record};
 use forebay_types::Ino;
 
 use crate::error::Result;
@@ -65,6 +65,9 @@ pub(crate) trait AboveWriteback: Send + Sync {
 
     /// Lets go at once of the files that others have replaced and somebody may still ask for.
     fn let_go_of_replaced(&self);
+
+    /// Others have removed a directory, in which programs may be.
+    fn directory_vanished(&self, ino: Ino, attr: Attr);
 
     /// Asks the backing store how much room it has.
     fn refresh_statfs(&self);

@@ -357,6 +357,9 @@ impl Writeback {
     }
 
     fn after_vanishing(&self, removed: Vec<Ino>, vanished: Vanished) -> Result<()> {
+        for (ino, attr) in vanished.directories {
+            self.above.directory_vanished(ino, attr);
+        }
         for ino in removed {
             self.drop_handle(ino);
             self.imports.directories.expire(ino);

@@ -119,8 +119,8 @@ const FULL: &str = "the backing store is full: make room in it, or raise its quo
 /// A parent chain or a nest of removed directories deeper than this is not followed.
 const MAX_PARENTS: usize = 2000;
 
-/// Removed directories within removed directories that one worker follows; the others have their
-/// own turn.
+/// Removed directories within removed directories that a worker goes down at a time: what lies deeper
+/// goes before them.
 const MAX_NESTED: usize = 32;
 
 /// The parents of so many names are looked after, whether anything is to be done below them or not.
@@ -226,12 +226,42 @@ impl Writeback {
                 self.place_parents(parent, batch)?;
             }
         }
-        self.reconcile_alone(ino, batch, 0)?;
+        self.reconcile_with_nested(ino, batch)?;
         while let Some(follower) = batch.next_follower() {
             // It stood in the way and was moved aside: its turn comes anyway if this fails.
             if let Err(error) = self.reconcile_alone(follower, batch, 0) {
                 tracing::debug!(ino = %follower, %error, "what was moved aside waits for its turn");
                 self.reconcile_later(follower, Duration::ZERO);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings one inode in line. Of removed directories within each other so many go in one turn; those
+    /// that lie deeper go first, each reported before what is above it is tried again.
+    fn reconcile_with_nested<'a>(&'a self, ino: Ino, batch: &mut Batch<'a>) -> Result<()> {
+        let mut way = vec![ino];
+        let mut last = None;
+        while let Some(&at) = way.last() {
+            batch.take_too_deep();
+            match self.reconcile_alone(at, batch, 0) {
+                Ok(()) => {
+                    way.pop();
+                    if !way.is_empty() {
+                        batch.finish()?;
+                    }
+                }
+                Err(NodeError::Busy) => match batch.take_too_deep() {
+                    // It is still there after its own turn.
+                    Some(deeper) if last == Some(deeper) => return Err(NodeError::Busy),
+                    Some(deeper) => {
+                        batch.finish()?;
+                        last = Some(deeper);
+                        way.push(deeper);
+                    }
+                    None => return Err(NodeError::Busy),
+                },
+                Err(error) => return Err(error),
             }
         }
         Ok(())

@@ -196,6 +196,7 @@ impl Writeback {
     /// Takes what our own inodes still have in a removed directory; says whether there was any.
     fn empty_directory<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<bool> {
         if depth >= MAX_NESTED {
+            work.too_deep = Some(work.ino());
             return Err(NodeError::Busy);
         }
         let (mut any, mut left) = (false, false);

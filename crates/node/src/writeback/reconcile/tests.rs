@@ -704,6 +704,7 @@ mod durable;
 mod imports;
 mod interleaved;
 mod model;
+mod nested;
 mod stale;
 mod times_kept;
 mod unanswered;

@@ -131,6 +131,8 @@ pub(super) struct Work<'a> {
     /// Who wants the name of this one, and has claimed it in this turn only: whatever stands there is
     /// not its own.
     pub(super) wanted_by: Option<Ino>,
+    /// A removed directory within removed ones that lies too deep for this turn, and has to go first.
+    pub(super) too_deep: Option<Ino>,
 }
 
 impl<'a> Work<'a> {
@@ -149,6 +151,7 @@ impl<'a> Work<'a> {
             moved: false,
             as_known: false,
             wanted_by: None,
+            too_deep: None,
         }
     }
 
@@ -248,6 +251,7 @@ impl<'a> Work<'a> {
         other.seen_change = NEVER;
         self.taken.insert(owned.ino);
         self.taken.extend(other.taken.drain());
+        self.too_deep = self.too_deep.or(other.too_deep);
         self.others.push((owned, other));
     }
 
@@ -292,6 +296,7 @@ pub(super) struct Batch<'a> {
     followers: Vec<Ino>,
     foreign: Vec<Link>,
     theirs: Vec<Ino>,
+    too_deep: Option<Ino>,
 }
 
 impl<'a> Batch<'a> {
@@ -303,6 +308,7 @@ impl<'a> Batch<'a> {
             followers: Vec::new(),
             foreign: Vec::new(),
             theirs: Vec::new(),
+            too_deep: None,
         }
     }
 
@@ -339,6 +345,7 @@ impl<'a> Batch<'a> {
             work.seen_change = NEVER;
         }
         let refused = work.refused.take();
+        self.too_deep = self.too_deep.or(work.too_deep);
         self.keep(owned, work, placed);
         match (done, refused) {
             (Ok(Step::Done), Some(refused)) => Err(refused),
@@ -362,6 +369,11 @@ impl<'a> Batch<'a> {
     /// An inode that was moved aside for one of this batch.
     pub(super) fn next_follower(&mut self) -> Option<Ino> {
         self.followers.pop()
+    }
+
+    /// A removed directory that has to go before the one that was in hand.
+    pub(super) fn take_too_deep(&mut self) -> Option<Ino> {
+        self.too_deep.take()
     }
 
     /// Makes what was done durable, reports it and gives the inodes back.

@@ -53,7 +53,7 @@ impl Interceptor for Meanwhile {
 
 impl Bench {
     /// A new file with these bytes, made without a look at the backing store.
-    fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
+    pub(super) fn write_unseen(&self, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
         let new = NewInode::new(FileKind::Regular, 0o644, 0, 0);
         let made = self.node.meta.create(dir, name.as_bytes(), new, crate::clock::wall_time());
         let ino = made.expect("it can be made").ino;
