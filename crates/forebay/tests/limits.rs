@@ -341,6 +341,49 @@ fn file_with_thousands_of_names_when_unmounted_without_a_drain_then_it_ends_soon
     assert_eq!(fs::read(site.path("backing/names/17")).unwrap(), b"other text");
 }
 
+#[test]
+fn read_only_store_when_an_earlier_mount_left_files_then_an_unmount_says_so_and_does_not_wait() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let disk = Memory::new(&site, "disk", "24m");
+    let store = disk.0.join("store");
+    fs::create_dir(&store).unwrap();
+    let (tier, mnt) = (format!("{}=8M", site.text("tier")), site.text("mnt"));
+    let store_text = store.display().to_string();
+    let mount = |more: &[&str]| {
+        let how = ["mount", "--tier", &tier, "--writeback", "1h", &store_text, &mnt];
+        site.run(&[&how, more].concat())
+    };
+    let remount = |how: &str| {
+        let mut remount = site.command("mount");
+        let (code, text) = outcome(remount.args(["-o", how]).arg(&disk.0));
+        assert_eq!(code, 0, "{text}");
+    };
+    assert_eq!(mount(&[]).0, 0);
+    fs::write(site.path("mnt/file"), b"waits").unwrap();
+    fs::create_dir(site.path("mnt/dir")).unwrap();
+    let (code, text) = site.run(&["umount", "--no-drain", &mnt]);
+    assert_eq!(code, 0, "{text}");
+    remount("remount,ro");
+    let (code, text) = mount(&[]);
+    assert!(code != 0 && text.contains("--read-only"), "{text}");
+    let (code, text) = mount(&["--read-only"]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"waits");
+    let began = Instant::now();
+    let (code, text) = site.run(&["umount", &mnt]);
+    assert_eq!(code, 4, "{text}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{text}");
+    assert!(text.contains("Read-only file system"), "{text}");
+    remount("remount,rw");
+    assert_eq!(mount(&[]).0, 0);
+    site.umount();
+    assert_eq!(fs::read(store.join("file")).unwrap(), b"waits");
+    assert!(store.join("dir").is_dir());
+}
+
 /// What is written at the brim, and how much of it the mount says it has taken.
 #[test]
 fn store_when_it_is_full_then_files_have_what_was_acknowledged_and_no_more() {

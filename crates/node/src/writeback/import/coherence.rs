@@ -335,13 +335,24 @@ impl Writeback {
             dir,
             name,
             ino,
-            clock::wall_time(),
+            self.time_of_change(dir),
             &|ino| self.residency.is_unsettled(ino),
             &mut |ino| removed.push(ino),
         )?;
         self.after_vanishing(removed, vanished)?;
         self.forget_name(link.parent, &link.name);
         Ok(())
+    }
+
+    /// When the entries of a directory changed, as others have changed them: as the backing store has it, if
+    /// nothing was changed here since.
+    fn time_of_change(&self, dir: Ino) -> Timestamp {
+        let below =
+            self.in_directory(dir, |handle| Ok(self.backing.stat(handle, OsStr::new(""))?));
+        match (below, self.meta.get(dir)) {
+            (Ok(below), Ok(here)) => below.mtime.max(here.attr.mtime),
+            _ => clock::wall_time(),
+        }
     }
 
     /// What stood in a directory of the backing store went with it, or is the others' now.

@@ -53,6 +53,8 @@ struct DrainState {
     left: Mutex<Vec<(Ino, bool)>>,
     /// Files that were brought in line, and their bytes.
     written: Mutex<(u64, u64)>,
+    /// What had its turn with success.
+    in_line: Mutex<HashSet<Ino>>,
 }
 
 /// What became of a sync.
@@ -191,6 +193,7 @@ impl<'a, 'p> Sweep<'a, 'p> {
 fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
     node.take_turns(due, true, &mut |ino, turn| {
         if turn == Turn::Done {
+            shared.in_line.lock().insert(ino);
             let record = node.known(ino).ok().flatten();
             if let Some(record) = record.filter(|record| record.attr.kind == FileKind::Regular) {
                 let mut written = shared.written.lock();
@@ -359,6 +362,10 @@ impl Writeback {
     /// Has an inode brought in line if it is this node's to do; else 1.
     fn add_behind(&self, record: &Record, sweep: &mut Sweep<'_, '_>) -> u64 {
         if record.queued.is_none() || self.keeps_hidden(record) {
+            return 0;
+        }
+        // What it was at the call is there. Of a file that is mapped nobody may ever say that it is in line.
+        if sweep.shared.in_line.lock().contains(&record.ino) {
             return 0;
         }
         if self.rights.is_others_work(record) {

@@ -335,7 +335,7 @@ impl Writeback {
                 Err(error) => {
                     full |= self.rest_if_full(&error);
                     self.turn_failed(ino, failures, &error);
-                    let refused = is_beyond_store(&error);
+                    let refused = is_beyond_store(&error) || self.is_read_only_for_good(&error);
                     if refused {
                         self.note_refused_place(ino, &error);
                     }

@@ -103,6 +103,16 @@ pub(crate) fn is_refused_owner(error: &StoreError) -> bool {
 }
 
 impl Writeback {
+    /// Whether the backing store can't be changed, and the mount was made in the knowledge of that: what an
+    /// earlier one has left on the tiers waits for another one.
+    pub(super) fn is_read_only_for_good(&self, error: &NodeError) -> bool {
+        let errno = match error {
+            NodeError::Store(error) => error.errno(),
+            _ => 0,
+        };
+        self.config.read_only && errno == libc::EROFS
+    }
+
     /// What the backing store does not take, by inode.
     pub fn refused(&self) -> Vec<Refused> {
         let refused = self.reconciler.limits.refused.lock().clone();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -628,6 +628,36 @@ fn the_queue_when_started_then_writes_by_itself_but_not_open_files() {
     for thread in bench.node.threads.lock().drain(..) {
         thread.join().expect("it ends");
     }
+}
+
+#[test]
+fn sync_when_files_are_queued_again_as_soon_as_they_are_in_line_then_ends() {
+    let bench = Bench::new();
+    let files: Vec<Ino> =
+        (0..20).map(|number| bench.write(&format!("file{number}"), b"x")).collect();
+    let (meta, over) = (&bench.node.meta, AtomicBool::new(false));
+    let began = Instant::now();
+    let limit = Duration::from_secs(20);
+    let synced = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) && began.elapsed() < limit {
+                for ino in &files {
+                    if meta.get(*ino).expect("known").queued.is_none() {
+                        let again = |record: &mut Record| {
+                            record.dirty = true;
+                            Queue::Yes
+                        };
+                        meta.update(*ino, None, again).expect("known");
+                    }
+                }
+            }
+        });
+        let synced = bench.node.writeback.sync_subtree(Ino::ROOT, began + 2 * limit, &mut |_| true);
+        over.store(true, Ordering::Relaxed);
+        synced.expect("the namespace works")
+    });
+    assert!(began.elapsed() < limit, "{synced:?}");
+    assert!(synced.complete, "{synced:?}");
 }
 
 #[test]

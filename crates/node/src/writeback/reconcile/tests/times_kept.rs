@@ -467,6 +467,12 @@ fn directory_when_others_change_its_attributes_and_times_then_known_once_it_is_l
     fs::write(below.join("theirs"), b"x").expect("made");
     listed_anew(&bench, dir);
     assert_eq!(time_here(), times_below());
+    std::thread::sleep(Duration::from_millis(20));
+    fs::remove_file(below.join("theirs")).expect("removed");
+    let removed = times_below();
+    std::thread::sleep(Duration::from_millis(20));
+    listed_anew(&bench, dir);
+    assert_eq!((time_here(), times_below()), (removed, removed));
     let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
     fs::File::open(&below).and_then(|dir| dir.set_modified(old)).expect("set");
     listed_anew(&bench, dir);
