@@ -463,7 +463,7 @@ metrics! {
         "Files that were changed on both sides and kept in both versions.";
     passthrough_opens: Counter = "forebay_passthrough_opens_total", "opens", Stable,
         "Opens that were handed to the kernel.";
-    passthrough_refusals: Family<RefusalReason, Counter, 11> = "forebay_passthrough_refusals_total", "opens", Stable,
+    passthrough_refusals: Family<RefusalReason, Counter, 12> = "forebay_passthrough_refusals_total", "opens", Stable,
         "Opens that the daemon served itself, by reason.";
     errors: Family<ErrorClass, Counter, 7> = "forebay_errors_total", "errors", Stable,
         "Errors given to programs that were not their own doing, by class.";
