@@ -400,9 +400,12 @@ fn store_when_it_is_full_then_files_have_what_was_acknowledged_and_no_more() {
     fs::write(store.join("known"), &known).unwrap();
     let tier = format!("{}=4M", site.text("tier"));
     let (store, mnt) = (store.display().to_string(), site.text("mnt"));
-    let how = ["mount", "--tier", &tier, "--writeback", "1h", &store, &mnt];
+    let how = ["mount", "--tier", &tier, "--writeback", "1h", "--passthrough", "off", &store, &mnt];
     let (code, text) = site.run(&how);
     assert_eq!(code, 0, "{text}");
+    // All else goes past the tier, to the full store.
+    let mut filler = fs::File::create(site.path("mnt/filler")).unwrap();
+    filler.write_all(&vec![1; 4096 * KIB - 8 * KIB]).unwrap();
     let mut short = 0;
     for round in 0..6_u8 {
         // An append to a new file, and writes over a known one, each until there is no room.
@@ -441,6 +444,7 @@ fn store_when_it_is_full_then_files_have_what_was_acknowledged_and_no_more() {
         fs::File::options().write(true).open(&new).unwrap().set_len(taken as u64 / 3).unwrap();
     }
     assert!(short > 0, "nothing was cut short, and nothing tried");
+    drop(filler);
     for round in 0..6 {
         fs::remove_file(site.path(&format!("mnt/new{round}"))).unwrap();
     }
