@@ -348,7 +348,7 @@ impl Node {
         while at < size {
             let want = usize::try_from(size - at).unwrap_or(usize::MAX).min(buffer.len());
             self.read_spilled(&record, &old, map.as_ref(), at, &mut buffer[..want])?;
-            crate::residency::spill::write_all(&**spill.file(), &buffer[..want], at)?
+            crate::residency::room::write_all(&**spill.file(), &buffer[..want], at)?
                 .ok_or(rustix::io::Errno::NOSPC)?;
             at += want as u64;
         }
@@ -487,7 +487,7 @@ impl Node {
                     None => self.read_published(record, at, part)?,
                     Some(spill) => self.read_spilled(record, spill, map.as_ref(), at, part)?,
                 }
-                crate::residency::spill::write_all(old, part, at)?
+                crate::residency::room::write_all(old, part, at)?
                     .ok_or(rustix::io::Errno::NOSPC)?;
                 at += want as u64;
             }

@@ -19,7 +19,7 @@ use crate::residency::charge::STEP;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
-use crate::residency::spill::write_all;
+use crate::residency::room::write_all;
 use crate::stream::OpenStream;
 
 impl Node {

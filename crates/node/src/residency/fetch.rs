@@ -25,8 +25,8 @@ use crate::residency::data_location::{
 };
 use crate::residency::files::{File, FileRef};
 use crate::residency::room::no_room;
+use crate::residency::room::write_all;
 use crate::residency::seams::SharedCopy;
-use crate::residency::spill::write_all;
 
 /// What is copied ahead of a file's readers.
 #[derive(Default)]

@@ -31,7 +31,7 @@ use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
-use crate::residency::spill::write_all_or_fail;
+use crate::residency::room::write_all_or_fail;
 
 /// The spill file of a file in use.
 pub struct Spill {

@@ -3,8 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_store::{ErrorClass, StoreError};
+use forebay_store::{Bytes, ErrorClass, StoreError};
 use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+
+use crate::error::{NodeError, Result};
 
 /// The room of one tier, in bytes. Objects are charged before they grow; what is charged never
 /// exceeds the size.
@@ -149,6 +152,57 @@ impl Room {
 /// Whether an operation failed for want of room.
 pub(crate) fn no_room(error: &StoreError) -> bool {
     error.class() == ErrorClass::NoSpace
+}
+
+/// Writes all of `data`; `None` when the device has no room.
+pub(crate) fn write_all<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<Option<usize>> {
+    match write_all_or_fail(target, data, offset) {
+        Err(NodeError::Posix(Errno::NOSPC | Errno::DQUOT)) => Ok(None),
+        written => written.map(Some),
+    }
+}
+
+/// Writes as much of `data` as the device has room for, as a write that has nowhere else to go does.
+///
+/// # Errors
+/// As [`write_all_or_fail`], if not a byte has room.
+pub(crate) fn write_what_fits<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < data.len() {
+        match target.write_at(&data[done..], offset + done as u64) {
+            Ok(0) if done == 0 => return Err(NodeError::Posix(Errno::IO)),
+            Ok(0) => break,
+            Ok(written) => done += written,
+            Err(error) if no_room(&error) && done > 0 => break,
+            Err(error) if no_room(&error) => {
+                return Err(NodeError::Posix(Errno::from_raw_os_error(error.errno())));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `data`, where a device without room is the writer's affair: with the errno that
+/// the device gives.
+pub(crate) fn write_all_or_fail<B: Bytes + ?Sized>(
+    target: &B,
+    data: &[u8],
+    offset: u64,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < data.len() {
+        done += write_what_fits(target, &data[done..], offset + done as u64)?;
+    }
+    Ok(done)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_meta::{Link, Queue, Record};
 use forebay_store::backing::Access;
-use forebay_store::{Attributes, Bytes, ErrorClass, Header, Presence, StoreError};
+use forebay_store::{Attributes, ErrorClass, Header, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ use crate::residency::data_location::{Charge, DataLocation, Headers, TierObject,
 use crate::residency::doubt::open_below;
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
-use crate::residency::room::no_room;
+use crate::residency::room::{no_room, write_all, write_what_fits};
 
 /// An object is begun on a tier only if this much can be charged at once: a block for its header,
 /// where the file system keeps that outside the inode, and one for its first bytes.
@@ -750,55 +750,4 @@ fn is_no_room(error: &NodeError) -> bool {
         NodeError::Posix(errno) => matches!(*errno, Errno::NOSPC | Errno::DQUOT),
         _ => false,
     }
-}
-
-/// Writes all of `data`; `None` when the device has no room.
-pub(crate) fn write_all<B: Bytes + ?Sized>(
-    target: &B,
-    data: &[u8],
-    offset: u64,
-) -> Result<Option<usize>> {
-    match write_all_or_fail(target, data, offset) {
-        Err(NodeError::Posix(Errno::NOSPC | Errno::DQUOT)) => Ok(None),
-        written => written.map(Some),
-    }
-}
-
-/// Writes as much of `data` as the device has room for, as a write that has nowhere else to go does.
-///
-/// # Errors
-/// As [`write_all_or_fail`], if not a byte has room.
-pub(crate) fn write_what_fits<B: Bytes + ?Sized>(
-    target: &B,
-    data: &[u8],
-    offset: u64,
-) -> Result<usize> {
-    let mut done = 0;
-    while done < data.len() {
-        match target.write_at(&data[done..], offset + done as u64) {
-            Ok(0) if done == 0 => return Err(NodeError::Posix(Errno::IO)),
-            Ok(0) => break,
-            Ok(written) => done += written,
-            Err(error) if no_room(&error) && done > 0 => break,
-            Err(error) if no_room(&error) => {
-                return Err(NodeError::Posix(Errno::from_raw_os_error(error.errno())));
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(done)
-}
-
-/// Writes all of `data`, where a device without room is the writer's affair: with the errno that
-/// the device gives.
-pub(crate) fn write_all_or_fail<B: Bytes + ?Sized>(
-    target: &B,
-    data: &[u8],
-    offset: u64,
-) -> Result<usize> {
-    let mut done = 0;
-    while done < data.len() {
-        done += write_what_fits(target, &data[done..], offset + done as u64)?;
-    }
-    Ok(done)
 }
