@@ -25,7 +25,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn supervised() -> Ring {
     let mut ring = Ring::talking(2);
     ring.supervised = true;
-    ring.mount_all(&["--restart-limit", "10000"]);
+    // What the next daemons speak more than this program is in a file that is not there yet.
+    let next = format!("node.peers.newest=return({})", ring.site.text("newest"));
+    for node in 0..2 {
+        ring.mount_failing(node, &next, &["--restart-limit", "10000"]);
+    }
     for node in 0..2 {
         fs::create_dir(ring.at(node, &format!("of{node}"))).unwrap();
     }
@@ -187,6 +191,31 @@ fn nodes_when_their_daemons_change_under_load_then_no_program_of_any_sees_an_err
     if can_cluster() {
         under_load(upgrade, &[0, 1]);
     }
+}
+
+#[test]
+fn nodes_when_they_are_upgraded_one_after_the_other_then_talk_all_the_time() {
+    if !can_cluster() {
+        return;
+    }
+    let now = forebay_peer::PROTOCOL;
+    // The second node asks the first, by whom it writes.
+    let said = |ring: &Ring, version: u16| {
+        let said = format!("version={version}");
+        let log = ring.log(1);
+        log.lines().filter(|l| l.contains("protocol spoken") && l.contains(&said)).count()
+    };
+    let change = |ring: &Ring, node: usize| {
+        let before = (said(ring, now), said(ring, now + 1));
+        fs::write(ring.site.path("newest"), "1").unwrap();
+        upgrade(ring, node);
+        let after = || match node {
+            1 => said(ring, now) > before.0 && said(ring, now + 1) == 0,
+            _ => said(ring, now + 1) > before.1,
+        };
+        assert!(wait_for(LIMIT, after), "node {node}: {before:?}");
+    };
+    under_load(change, &[1, 0]);
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn security(secret: &[u8]) -> Security {
 }
 
 fn ping(address: &str, security: Security, cluster: String) -> bool {
-    let me = Identity { cluster, node: 900, epoch: 1 };
+    let me = Identity::new(cluster, 900, 1);
     let address: Address = address.parse().unwrap();
     let client = Client::new(Arc::new(Tcp::new(security)), address, ClientConfig::new(me));
     client.ping(Duration::from_secs(20)).is_ok()
@@ -285,7 +285,7 @@ fn peer_when_it_lies_about_version_or_length_then_the_backing_store_is_read() {
     let options = Options { node, ..Options::default() };
     let meta = MetaStore::open(Box::new(engine), &options).unwrap();
     let member = meta.member().unwrap();
-    let me = Identity { cluster: cluster(&ring), node: member.node.into(), epoch: member.epoch };
+    let me = Identity::new(cluster(&ring), member.node.into(), member.epoch);
     let liar = Arc::new(Liar::default());
     let mut server = Server::start(liar.clone(), me, Limits::default()).unwrap();
     let listening =

@@ -68,6 +68,7 @@ const OWN: &[&str] = &[
     "node.reconcile.before_report",
     "node.reconcile.after_report",
     "node.cluster.beat",
+    "node.peers.newest",
     "node.copies.sent",
 ];
 

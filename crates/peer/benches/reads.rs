@@ -66,7 +66,7 @@ struct Way {
 }
 
 fn way(name: &'static str, file: &Arc<File>, transport: Arc<dyn Transport>, sums: bool) -> Way {
-    let me = |node| Identity { cluster: "bench".into(), node, epoch: 1 };
+    let me = |node| Identity::new("bench".into(), node, 1);
     let limits = Limits { sum_files: sums, ..Limits::default() };
     let at = match name.split(',').next() {
         Some("unix") => format!("unix:/dev/shm/forebay-peer-{}-{}", std::process::id(), name.len()),

@@ -66,6 +66,15 @@ struct Shared {
     address: Address,
     config: ClientConfig,
     buffers: Arc<BufferPool>,
+    /// What was said of the node last, so that nothing is said twice.
+    told: Mutex<Told>,
+}
+
+/// What was said of a node in the log.
+#[derive(Default)]
+struct Told {
+    version: u16,
+    refusal: String,
 }
 
 /// A connection, or when the next attempt is due.
@@ -104,7 +113,8 @@ impl Client {
     /// A client of the node at `address`; nothing is connected yet.
     pub fn new(transport: Arc<dyn Transport>, address: Address, config: ClientConfig) -> Client {
         let keep = config.limits.bytes as usize;
-        let shared = Shared { transport, address, config, buffers: BufferPool::new(keep) };
+        let (buffers, told) = (BufferPool::new(keep), Mutex::default());
+        let shared = Shared { transport, address, config, buffers, told };
         Client { shared: Arc::new(shared), small: Lane::default(), large: Lane::default() }
     }
 
@@ -320,21 +330,42 @@ impl Shared {
             stall: limits.stall,
         };
         let wire = self.transport.connect(&self.address, timeout)?;
-        Link::over(wire, self)
+        let made = Link::over(wire, self);
+        self.tell(&made);
+        made
     }
 
-    /// Whether the node that answered is the one we want.
-    fn judge(&self, hello: &Hello) -> Result<()> {
+    /// Says for people which version is spoken, and why none is: once for each change.
+    fn tell(&self, made: &Result<Arc<Link>>) {
+        let mut told = self.told.lock();
+        match made {
+            Ok(link) => {
+                if told.version != link.version() {
+                    let version = link.version();
+                    tracing::info!(node = link.node(), version, "the protocol spoken with a node");
+                }
+                *told = Told { version: link.version(), refusal: String::new() };
+            }
+            Err(Error::Refused { why, .. }) if told.refusal != *why => {
+                tracing::warn!(address = %self.address, why, "a node can't be talked to");
+                why.clone_into(&mut told.refusal);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Whether the node that answered is the one we want, and which version of the protocol to speak
+    /// with it.
+    fn judge(&self, hello: &Hello) -> Result<u16> {
         let wrong = |why: String| Error::Refused { address: self.address.to_string(), why };
         if hello.cluster != self.config.me.cluster {
             return Err(wrong("it belongs to another cluster".into()));
         }
-        match self.config.expected {
-            Some(node) if node != hello.node => {
-                Err(wrong(format!("node {} is there, not node {node}", hello.node)))
-            }
-            _ => Ok(()),
+        if let Some(node) = self.config.expected.filter(|node| *node != hello.node) {
+            return Err(wrong(format!("node {} is there, not node {node}", hello.node)));
         }
+        let me = &self.config.me;
+        me.versions.agree(me.node, hello.versions, hello.node).map_err(wrong)
     }
 }
 

@@ -41,6 +41,8 @@ pub const CHECKS: &[Check] = &[
     ("many_callers_on_one_connection_when_at_once_then_each_gets_his_answer", answers::many),
     ("slow_call_when_under_way_then_others_overtake_it", answers::overtaking),
     ("stranger_of_another_cluster_or_node_when_met_then_refused", answers::strangers),
+    ("nodes_of_two_versions_when_they_meet_then_speak_the_highest_of_both", answers::versions),
+    ("node_that_knows_one_version_alone_when_it_says_hello_then_let_in", answers::single_version),
     (
         "nonsense_and_hostile_lengths_when_received_then_only_that_connection_ends",
         answers::nonsense,
@@ -66,7 +68,7 @@ struct Stage {
 }
 
 fn identity(node: u64) -> Identity {
-    Identity { cluster: "suite".into(), node, epoch: 1 }
+    Identity::new("suite".into(), node, 1)
 }
 
 /// Long enough for anything that does not hang.
@@ -89,8 +91,12 @@ fn quick_limits() -> Limits {
 
 impl Stage {
     fn set(way: &Way, limits: Limits) -> Stage {
+        Stage::set_as(way, limits, identity(1))
+    }
+
+    fn set_as(way: &Way, limits: Limits, me: Identity) -> Stage {
         let service = Arc::new(Known::default());
-        let mut server = Server::start(service.clone(), identity(1), limits).expect("threads");
+        let mut server = Server::start(service.clone(), me, limits).expect("threads");
         let address = server.listen(&*way.transport, &way.address).expect("a free address");
         Stage { service, server, address, transport: way.transport.clone() }
     }

@@ -27,6 +27,7 @@ pub mod secret;
 pub mod server;
 mod service;
 pub mod transport;
+mod version;
 mod wire;
 
 pub use address::Address;
@@ -37,5 +38,6 @@ pub use error::{Error, Result};
 pub use fetch::Fetcher;
 pub use limits::Limits;
 pub use secret::{ClusterSecret, Security, TlsIdentity};
-pub use server::{Identity, PROTOCOL, Server};
+pub use server::{Identity, Server};
 pub use service::{Call, Found, Service};
+pub use version::{PROTOCOL, Versions};

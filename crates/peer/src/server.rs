@@ -25,12 +25,10 @@ use crate::limits::Limits;
 use crate::message::Hello;
 use crate::service::Service;
 use crate::transport::{Arrival, Listener, TimeLimits, Transport};
+use crate::version::Versions;
 
 use connection::Connection;
 use pool::Job;
-
-/// The version of requests and answers that this crate speaks.
-pub const PROTOCOL: u16 = 2;
 
 /// Which node this is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,12 +39,19 @@ pub struct Identity {
     pub node: u64,
     /// Its incarnation, which grows with each start.
     pub epoch: u64,
+    /// The versions of the protocol that it understands.
+    pub versions: Versions,
 }
 
 impl Identity {
+    /// A node that understands all versions that this crate does.
+    pub fn new(cluster: String, node: u64, epoch: u64) -> Identity {
+        Identity { cluster, node, epoch, versions: Versions::default() }
+    }
+
     pub(crate) fn hello(&self, limits: &Limits) -> Hello {
         Hello {
-            protocol: PROTOCOL,
+            versions: self.versions,
             cluster: self.cluster.clone(),
             node: self.node,
             epoch: self.epoch,

@@ -18,6 +18,8 @@ pub struct Call {
     pub from: Arc<Hello>,
     /// A number of the connection, unique in this process.
     pub connection: u64,
+    /// The version of the protocol that both sides speak on it.
+    pub version: u16,
     /// When the caller stops waiting.
     pub deadline: Instant,
     pub(crate) cancelled: Arc<AtomicBool>,

@@ -13,7 +13,8 @@
 //! | 16-19 | length of the fields, at most 64 KiB |
 //! | 20-23 | length of the body |
 //! | 24-27 | request: milliseconds that the caller waits; else 0 |
-//! | 28-31 | 0 |
+//! | 28-29 | hello: the newest version of the protocol that the sender knows; else 0 |
+//! | 30-31 | 0 |
 //! | then | the fields |
 //! | 8 bytes | XXH3 (64 bits) of head and fields |
 //! | then | the body |
@@ -59,6 +60,8 @@ pub(crate) struct Head {
     pub id: u64,
     pub body: u32,
     pub timeout: Duration,
+    /// In a hello.
+    pub newest: u16,
 }
 
 /// What arrived.
@@ -90,7 +93,8 @@ fn encode_head(head: &Head, fields: &[u8], to: &mut Vec<u8>) {
     to.extend_from_slice(&head.body.to_le_bytes());
     let timeout = u32::try_from(head.timeout.as_millis()).unwrap_or(u32::MAX);
     to.extend_from_slice(&timeout.to_le_bytes());
-    to.extend_from_slice(&[0; 4]);
+    to.extend_from_slice(&head.newest.to_le_bytes());
+    to.extend_from_slice(&[0; 2]);
     to.extend_from_slice(fields);
     to.extend_from_slice(&xxh3_64(to).to_le_bytes());
 }
@@ -128,6 +132,7 @@ fn decode_head(bytes: &[u8; HEAD], max_body: u32) -> Result<(Head, usize)> {
         id: u64_at(bytes, 8),
         body,
         timeout: Duration::from_millis(u32_at(bytes, 24).into()),
+        newest: u16::from_le_bytes([bytes[28], bytes[29]]),
     };
     Ok((head, fields as usize))
 }

@@ -88,6 +88,8 @@ suite! {
     many_callers_on_one_connection_when_at_once_then_each_gets_his_answer
     slow_call_when_under_way_then_others_overtake_it
     stranger_of_another_cluster_or_node_when_met_then_refused
+    nodes_of_two_versions_when_they_meet_then_speak_the_highest_of_both
+    node_that_knows_one_version_alone_when_it_says_hello_then_let_in
     nonsense_and_hostile_lengths_when_received_then_only_that_connection_ends
     window_when_full_then_callers_wait_and_time_out
     server_when_overloaded_then_says_so_and_loses_nothing

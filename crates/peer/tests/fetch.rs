@@ -81,7 +81,7 @@ struct Node {
 
 fn node(manner: Manner) -> Node {
     let peer = Arc::new(Peer { manner, asked: AtomicU64::new(0) });
-    let me = |node| Identity { cluster: "c".into(), node, epoch: 1 };
+    let me = |node| Identity::new("c".into(), node, 1);
     let limits = Limits { stall: Duration::from_millis(500), ..Limits::default() };
     let tcp = Tcp::new(Security::Off);
     let mut server = Server::start(peer.clone(), me(1), limits.clone()).unwrap();

@@ -22,7 +22,7 @@ struct Stage {
 }
 
 fn stage(weather: &Arc<Weather>) -> Stage {
-    let me = |node| Identity { cluster: "c".into(), node, epoch: 1 };
+    let me = |node| Identity::new("c".into(), node, 1);
     let limits = Limits { stall: Duration::from_millis(300), ..Limits::default() };
     let udp = lossy::udp(weather);
     let service = Arc::new(Known::default());

@@ -23,6 +23,8 @@ const PROBE: u64 = u64::MAX;
 /// A connection on which calls are made.
 pub(super) struct Link {
     them: Hello,
+    /// The version of the protocol that both sides speak.
+    version: u16,
     closer: Arc<dyn Closer>,
     sink: Mutex<FrameSink>,
     calls: Mutex<Calls>,
@@ -62,10 +64,11 @@ impl Link {
         let limits = &shared.config.limits;
         let mut source = FrameSource::new(wire.source, limits.body);
         let mut sink = FrameSink::new(wire.sink, limits.sum_files);
-        let them = say_hello(&mut source, &mut sink, shared);
-        let them = them.inspect_err(|_| wire.closer.close())?;
+        let heard = say_hello(&mut source, &mut sink, shared);
+        let (them, version) = heard.inspect_err(|_| wire.closer.close())?;
         let link = Arc::new(Link {
             them,
+            version,
             closer: wire.closer,
             sink: Mutex::new(sink),
             calls: Mutex::default(),
@@ -80,6 +83,14 @@ impl Link {
         });
         started.inspect_err(|_| link.closer.close())?;
         Ok(link)
+    }
+
+    pub fn version(&self) -> u16 {
+        self.version
+    }
+
+    pub fn node(&self) -> u64 {
+        self.them.node
     }
 
     pub fn is_alive(&self) -> bool {
@@ -112,7 +123,8 @@ impl Link {
         let mut fields = Encoder::default();
         request.encode(&mut fields);
         let timeout = deadline.saturating_duration_since(Instant::now());
-        let head = Head { kind: Kind::Request, code: request.code(), id, body: 0, timeout };
+        let head =
+            Head { kind: Kind::Request, code: request.code(), id, body: 0, timeout, newest: 0 };
         let sent = sink.send(head, &fields.0, body);
         drop(sink);
         if let Err(error) = sent {
@@ -230,7 +242,8 @@ impl Link {
             Some(mut sink) if !idle => {
                 let timeout = Duration::from_secs(1);
                 let code = Request::Ping.code();
-                let head = Head { kind: Kind::Request, code, id: PROBE, body: 0, timeout };
+                let head =
+                    Head { kind: Kind::Request, code, id: PROBE, body: 0, timeout, newest: 0 };
                 sink.send(head, &[], &Body::Empty).is_ok()
             }
             _ => false,
@@ -296,7 +309,7 @@ impl Link {
         }
         if let Some(mut sink) = self.sink.try_lock_for(Duration::from_millis(1)) {
             let timeout = Duration::ZERO;
-            let head = Head { kind: Kind::Cancel, code: 0, id, body: 0, timeout };
+            let head = Head { kind: Kind::Cancel, code: 0, id, body: 0, timeout, newest: 0 };
             if let Err(error) = sink.send(head, &[], &Body::Empty) {
                 drop(sink);
                 self.end(error);
@@ -331,8 +344,12 @@ fn closed_by_them() -> Error {
     Error::Lost { why: "the other node closed it".into(), sent: true }
 }
 
-/// Both sides say who they are.
-fn say_hello(source: &mut FrameSource, sink: &mut FrameSink, shared: &Shared) -> Result<Hello> {
+/// Both sides say who they are, and agree on a version of the protocol.
+fn say_hello(
+    source: &mut FrameSource,
+    sink: &mut FrameSink,
+    shared: &Shared,
+) -> Result<(Hello, u16)> {
     let limits = &shared.config.limits;
     let address = || shared.address.to_string();
     let failed = |why: String| Error::Connect { address: address(), why };
@@ -340,7 +357,8 @@ fn say_hello(source: &mut FrameSource, sink: &mut FrameSink, shared: &Shared) ->
     let mut fields = Encoder::default();
     hello.encode(&mut fields);
     let timeout = limits.handshake;
-    let head = Head { kind: Kind::Request, code: hello.code(), id: 0, body: 0, timeout };
+    let newest = shared.config.me.versions.newest;
+    let head = Head { kind: Kind::Request, code: hello.code(), id: 0, body: 0, timeout, newest };
     source.set_timeout(limits.handshake)?;
     sink.send(head, &fields.0, &Body::Empty).map_err(|error| failed(error.to_string()))?;
     let mut fields = Vec::new();
@@ -354,12 +372,14 @@ fn say_hello(source: &mut FrameSource, sink: &mut FrameSink, shared: &Shared) ->
     match head.kind {
         Kind::Answer => match Answer::decode(head.code, &fields)? {
             // Whatever they would take, no more is kept here than our own settings say.
-            Answer::Hello(them) => shared.judge(&them).map(|()| Hello {
-                calls: them.calls.min(limits.calls.max(1)),
-                bytes: them.bytes.min(limits.bytes.max(1)),
-                body: them.body.min(limits.body),
-                ..them
-            }),
+            Answer::Hello(them) => {
+                let them = them.up_to(head.newest);
+                let version = shared.judge(&them)?;
+                let calls = them.calls.min(limits.calls.max(1));
+                let bytes = them.bytes.min(limits.bytes.max(1));
+                let body = them.body.min(limits.body);
+                Ok((Hello { calls, bytes, body, ..them }, version))
+            }
             _ => Err(failed("it does not say hello".into())),
         },
         Kind::Fault => match Fault::decode(head.code, &fields)? {

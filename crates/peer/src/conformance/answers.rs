@@ -8,14 +8,17 @@ use super::service::{IN_FILE, SHORT_FILE, SLOW, VERSION, bytes};
 use super::{LONG, Stage, Way, eventually, identity, quick_limits};
 use crate::body::Body;
 use crate::client::{Client, ClientConfig};
+use crate::codec::Encoder;
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::message::{
-    Fault, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall, RecallKind,
-    Request, Sync, Truncate, Turn, Write, WriteBack,
+    Answer, Fault, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall,
+    RecallKind, Request, Sync, Truncate, Turn, Write, WriteBack,
 };
 use crate::server::Identity;
 use crate::transport::TimeLimits;
+use crate::version::Versions;
+use crate::wire::{FrameSink, FrameSource, Head, Kind, Received};
 
 pub(super) fn read(ino: u64, offset: u64, len: u32) -> Read {
     Read { ino, version: Some(VERSION), offset, len }
@@ -172,6 +175,76 @@ pub(super) fn strangers(way: &Way) {
         assert!(matches!(answer, Err(Error::Refused { .. })), "{answer:?}");
     }
     client(identity(2), Some(1)).ping(LONG).unwrap();
+}
+
+pub(super) fn versions(way: &Way) {
+    let now = Versions::default().newest;
+    let old = Versions::only(now);
+    let new = Versions { oldest: now, newest: now + 1 };
+    let only_new = Versions::only(now + 1);
+    let of = |node, versions| Identity { versions, ..identity(node) };
+    for (asks, answers, outcome) in [
+        (old, old, Ok(now)),
+        (old, new, Ok(now)),
+        (new, old, Ok(now)),
+        (new, new, Ok(now + 1)),
+        (only_new, new, Ok(now + 1)),
+        (old, only_new, Err("upgrade node 2")),
+        (only_new, old, Err("upgrade node 1")),
+    ] {
+        let stage = Stage::set_as(way, quick_limits(), of(1, answers));
+        let config = ClientConfig { limits: quick_limits(), ..ClientConfig::new(of(2, asks)) };
+        let client = Client::new(stage.transport.clone(), stage.address.clone(), config);
+        match (client.read(read(1, 0, 10), LONG), outcome) {
+            (Ok((_, got)), Ok(version)) => {
+                assert!(got[..] == bytes(1, 0, 10)[..]);
+                let spoken = stage.service.version.load(Ordering::Acquire);
+                assert_eq!(spoken, u64::from(version), "{asks:?} asks {answers:?}");
+            }
+            (Err(Error::Refused { why, .. }), Err(named)) => {
+                assert!(why.ends_with(named), "{asks:?} asks {answers:?}: {why}");
+            }
+            (other, _) => panic!("{asks:?} asks {answers:?}: {other:?}"),
+        }
+    }
+}
+
+/// As programs said hello that knew no range of versions: nothing in the head.
+pub(super) fn single_version(way: &Way) {
+    let (now, limits) = (Versions::default().newest, quick_limits());
+    let me = Identity { versions: Versions { oldest: now, newest: now + 3 }, ..identity(1) };
+    let stage = Stage::set_as(way, quick_limits(), me);
+    let timeout = TimeLimits { connect: LONG, handshake: LONG, stall: Duration::from_secs(2) };
+    let ask = |version| {
+        let hello = Identity { versions: Versions::only(version), ..identity(2) }.hello(&limits);
+        let mut fields = Encoder::default();
+        hello.encode(&mut fields);
+        let wire = stage.transport.connect(&stage.address, timeout).unwrap();
+        let mut sink = FrameSink::new(wire.sink, true);
+        let head = Head { kind: Kind::Request, code: 1, id: 0, body: 0, timeout: LONG, newest: 0 };
+        sink.send(head, &fields.0, &Body::Empty).unwrap();
+        let (mut source, mut fields) = (FrameSource::new(wire.source, 0), Vec::new());
+        source.set_timeout(LONG).unwrap();
+        let Received::Frame(head) = source.head(&mut fields).unwrap() else {
+            panic!("no answer");
+        };
+        wire.closer.close();
+        (head, fields)
+    };
+    let (head, fields) = ask(now);
+    // What such a program reads: its own version, and not a byte more than it expects.
+    match Answer::decode(head.code, &fields) {
+        Ok(Answer::Hello(them)) if head.kind == Kind::Answer => {
+            assert_eq!(them.versions, Versions::only(now));
+            assert_eq!(head.newest, now + 3);
+        }
+        other => panic!("{other:?}"),
+    }
+    let (head, fields) = ask(now - 1);
+    match Fault::decode(head.code, &fields) {
+        Ok(Fault::Refused(why)) => assert!(why.ends_with("upgrade node 2"), "{why}"),
+        other => panic!("{:?}: {other:?}", head.kind),
+    }
 }
 
 pub(super) fn nonsense(way: &Way) {

@@ -37,6 +37,8 @@ pub struct Known {
     pub departed: AtomicU64,
     /// Calls that are slow at this moment.
     pub waiting: AtomicU64,
+    /// The version of the protocol in which the last read came.
+    pub version: AtomicU64,
     files: Mutex<BTreeMap<u64, Vec<u8>>>,
     objects: Mutex<BTreeMap<(u64, u32), Vec<u8>>>,
 }
@@ -111,6 +113,7 @@ impl Service for Known {
     }
 
     fn read(&self, call: &Call, read: &Read) -> Result<Found, Fault> {
+        self.version.store(call.version.into(), Ordering::Release);
         self.linger(call, read.ino)?;
         self.reads.fetch_add(1, Ordering::AcqRel);
         if read.version.is_some_and(|wanted| wanted != VERSION) {

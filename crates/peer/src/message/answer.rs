@@ -91,6 +91,14 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// What the head of a frame says of the versions of the protocol.
+    pub(crate) fn newest(&self) -> u16 {
+        match self {
+            Answer::Hello(hello) => hello.versions.newest,
+            _ => 0,
+        }
+    }
+
     pub(crate) fn code(&self) -> u16 {
         match self {
             Answer::Hello(_) => 1,

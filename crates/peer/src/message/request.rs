@@ -3,12 +3,13 @@
 use crate::codec::{Decoder, Encoder};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
+use crate::version::Versions;
 
 /// Who a node is. Both sides say it before anything else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Version of the protocol that it speaks.
-    pub protocol: u16,
+    /// The versions of the protocol that it understands.
+    pub versions: Versions,
     /// Name of its cluster; nodes of another are refused.
     pub cluster: String,
     /// Its number in the cluster.
@@ -415,14 +416,23 @@ impl Turn {
 }
 
 impl Hello {
+    /// With the newest version as the head of its frame says it; programs that know only one say
+    /// none there.
+    pub(crate) fn up_to(mut self, newest: u16) -> Hello {
+        self.versions.newest = newest.max(self.versions.oldest);
+        self
+    }
+
     pub(crate) fn encode(&self, to: &mut Encoder) {
-        to.u16(self.protocol).text(&self.cluster).u64(self.node).u64(self.epoch);
+        // The newest one is in the head of the frame: programs that know only one version expect no
+        // further field.
+        to.u16(self.versions.oldest).text(&self.cluster).u64(self.node).u64(self.epoch);
         to.u32(self.calls).u32(self.bytes).u32(self.body);
     }
 
     pub(crate) fn decode(from: &mut Decoder<'_>) -> Result<Hello> {
         let hello = Hello {
-            protocol: from.u16()?,
+            versions: Versions::only(from.u16()?),
             cluster: from.text()?,
             node: from.u64()?,
             epoch: from.u64()?,

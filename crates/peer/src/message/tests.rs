@@ -1,5 +1,6 @@
 use super::*;
 use crate::codec::Encoder;
+use crate::version::Versions;
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ fn requests() -> impl Strategy<Value = Request> {
         (n(), n(), any::<u32>()).prop_map(|(ino, version, part)| ObjectId { ino, version, part });
     prop_oneof![
         (any::<u16>(), "[a-z]{0,40}", n(), n(), 1..u32::MAX, 1..u32::MAX).prop_map(
-            |(protocol, cluster, node, epoch, calls, bytes)| Request::Hello(Hello {
-                protocol,
+            |(version, cluster, node, epoch, calls, bytes)| Request::Hello(Hello {
+                versions: Versions::only(version),
                 cluster,
                 node,
                 epoch,

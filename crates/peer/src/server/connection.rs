@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::pool::Job;
-use super::{Lanes, PROTOCOL, Shared};
+use super::{Lanes, Shared};
 use crate::body::Body;
 use crate::codec::Encoder;
 use crate::error::{Error, Result};
@@ -25,6 +25,8 @@ type Outcome = Result<(Answer, Body), Fault>;
 pub(super) struct Connection {
     id: u64,
     pub who: Arc<Hello>,
+    /// The version of the protocol that both sides speak.
+    version: u16,
     closer: Arc<dyn Closer>,
     sink: Mutex<FrameSink>,
     /// Answers that wait until the sink is free; never more than calls are allowed.
@@ -54,10 +56,12 @@ impl Shared {
         let wire = arrival.admit(self.timeout())?;
         let mut source = FrameSource::new(wire.source, self.limits.body);
         let mut sink = FrameSink::new(wire.sink, self.limits.sum_files);
-        let who = self.introduce(&mut source, &mut sink).inspect_err(|_| wire.closer.close())?;
+        let introduced = self.introduce(&mut source, &mut sink);
+        let (who, version) = introduced.inspect_err(|_| wire.closer.close())?;
         let connection = Arc::new(Connection {
             id,
             who: Arc::new(who),
+            version,
             closer: wire.closer,
             sink: Mutex::new(sink),
             outbox: Mutex::default(),
@@ -74,8 +78,9 @@ impl Shared {
         Ok((connection, source))
     }
 
-    /// Hears who the other side is, judges, and says who we are.
-    fn introduce(&self, source: &mut FrameSource, sink: &mut FrameSink) -> Result<Hello> {
+    /// Hears who the other side is, judges, and says who we are. With the version of the protocol that
+    /// both speak.
+    fn introduce(&self, source: &mut FrameSource, sink: &mut FrameSink) -> Result<(Hello, u16)> {
         source.set_timeout(self.limits.handshake)?;
         let mut fields = Vec::new();
         let head = match source.head(&mut fields)? {
@@ -85,31 +90,30 @@ impl Shared {
             Received::End => return Err(Error::Closed),
         };
         let hello = match Request::decode(head.code, &fields) {
-            Ok(Request::Hello(hello)) => hello,
+            Ok(Request::Hello(hello)) => hello.up_to(head.newest),
             Ok(_) => return Err(Error::Protocol("it did not say hello".into())),
             Err(error) => return Err(error),
         };
         source.set_timeout(self.limits.stall)?;
         let judged = self.judge(&hello);
         let answer = match &judged {
-            Ok(()) => Ok((Answer::Hello(self.me.hello(&self.limits)), Body::Empty)),
+            Ok(_) => Ok((Answer::Hello(self.me.hello(&self.limits)), Body::Empty)),
             Err(why) => Err(Fault::Refused(why.clone())),
         };
         send_answer(sink, head.id, &answer)?;
         match judged {
-            Ok(()) => Ok(hello),
+            Ok(version) => Ok((hello, version)),
             Err(why) => Err(Error::Refused { address: format!("node {}", hello.node), why }),
         }
     }
 
-    fn judge(&self, hello: &Hello) -> Result<(), String> {
-        if hello.protocol != PROTOCOL {
-            return Err(format!("this node speaks version {PROTOCOL} of the protocol"));
-        }
+    /// The version of the protocol to speak with a node that is welcome.
+    fn judge(&self, hello: &Hello) -> Result<u16, String> {
         if hello.cluster != self.me.cluster {
             return Err("this node belongs to another cluster".into());
         }
-        self.service.admit(hello)
+        let version = self.me.versions.agree(self.me.node, hello.versions, hello.node)?;
+        self.service.admit(hello).map(|()| version)
     }
 }
 
@@ -216,6 +220,7 @@ impl Connection {
         let call = Call {
             from: self.who.clone(),
             connection: self.id,
+            version: self.version,
             deadline: arrived + head.timeout,
             cancelled,
         };
@@ -310,7 +315,7 @@ impl Connection {
 }
 
 fn head(kind: Kind, code: u16, id: u64) -> Head {
-    Head { kind, code, id, body: 0, timeout: Duration::ZERO }
+    Head { kind, code, id, body: 0, timeout: Duration::ZERO, newest: 0 }
 }
 
 fn send_answer(sink: &mut FrameSink, id: u64, outcome: &Outcome) -> Result<()> {
@@ -318,7 +323,8 @@ fn send_answer(sink: &mut FrameSink, id: u64, outcome: &Outcome) -> Result<()> {
     match outcome {
         Ok((answer, body)) => {
             answer.encode(&mut fields);
-            sink.send(head(Kind::Answer, answer.code(), id), &fields.0, body)
+            let newest = answer.newest();
+            sink.send(Head { newest, ..head(Kind::Answer, answer.code(), id) }, &fields.0, body)
         }
         Err(fault) => {
             fault.encode(&mut fields);

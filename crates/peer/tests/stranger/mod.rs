@@ -22,7 +22,7 @@ impl Service for Counting {
 
 /// A node of the cluster.
 pub fn me(node: u64) -> Identity {
-    Identity { cluster: CLUSTER.into(), node, epoch: 1 }
+    Identity::new(CLUSTER.into(), node, 1)
 }
 
 /// Fails if a stranger was told anything of the cluster.
