@@ -2,18 +2,24 @@
 //!
 //! A record has its revision (8 bytes, big-endian) between the two, so that a mini-transaction can
 //! compare it as a prefix.
+//!
+//! Nodes of different versions change the same values. What an older one does not know of a value it
+//! keeps: fields of the message with higher tags than the last one known here, and bits of a record's
+//! flags. So new fields get ascending tags in the outermost message, and what must not outlive a change
+//! by a node that does not know it needs a higher format of the namespace.
 
 use forebay_core::cluster::locks::{Family, Holder, Lock, Locks, Mode, Span, Waiter};
 use forebay_core::cluster::ownership::Incarnation as Owner;
 use forebay_core::cluster::{Epoch, NodeId};
 use prost::Message;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
 
 use crate::error::{Error, Result};
 use crate::links::Links;
 use crate::store::{Counts, Member};
 use crate::types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, LIFE_BITS, Link, Record,
-    Seq, Spread, Timestamp, Touched, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, LIFE_BITS, Later, Link,
+    Record, Seq, Spread, Timestamp, Touched, XattrState,
 };
 
 /// The version of all values.
@@ -132,6 +138,9 @@ struct PbMember {
     reach: String,
     #[prost(bool, tag = "10")]
     expelled: bool,
+    /// Nodes from before there was this field say 0.
+    #[prost(uint32, tag = "11")]
+    knows: u32,
 }
 
 /// Copies of a file on other nodes.
@@ -216,6 +225,12 @@ struct PbTouched {
     nonce: u64,
 }
 
+/// The last tags that are known of messages.
+const RECORD_TAGS: u32 = 24;
+pub(crate) const MEMBER_TAGS: u32 = 11;
+pub(crate) const COPIES_TAGS: u32 = 7;
+pub(crate) const LOCKS_TAGS: u32 = 1;
+
 mod flag {
     pub const DIRTY: u32 = 1;
     pub const SPILLED: u32 = 1 << 1;
@@ -231,6 +246,8 @@ mod flag {
     pub const SPLITTING: u32 = 1 << 11;
     pub const SPLIT: u32 = 1 << 12;
     pub const REPLACES: u32 = 1 << 13;
+    /// All of them.
+    pub const KNOWN: u32 = (1 << 14) - 1;
 }
 
 fn kind_number(kind: FileKind) -> u32 {
@@ -325,7 +342,8 @@ fn flags_of(record: &Record) -> u32 {
         (record.spread == Spread::Splitting, flag::SPLITTING),
         (record.spread == Spread::Split, flag::SPLIT),
     ];
-    bits.iter().filter(|(set, _)| *set).fold(xattrs, |flags, (_, bit)| flags | bit)
+    let later = record.later.flags;
+    bits.iter().filter(|(set, _)| *set).fold(xattrs | later, |flags, (_, bit)| flags | bit)
 }
 
 /// The bytes at the beginning of a record's value by which a transaction knows its revision.
@@ -398,11 +416,36 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
         orphan_of: record.orphan_of.into(),
         apart: record.apart,
     };
-    let mut value = Vec::with_capacity(9 + message.encoded_len());
+    let later = &record.later.fields;
+    let mut value = Vec::with_capacity(9 + message.encoded_len() + later.len());
     value.push(VERSION);
     value.extend_from_slice(&record.revision.to_be_bytes());
     message.encode_raw(&mut value);
+    value.extend_from_slice(later);
     value
+}
+
+/// The fields of a message with higher tags than `last`, as they are.
+fn later_fields(mut message: &[u8], last: u32) -> std::result::Result<Vec<u8>, prost::DecodeError> {
+    let mut later = Vec::new();
+    while !message.is_empty() {
+        let field = message;
+        let (tag, wire) = decode_key(&mut message)?;
+        skip_field(wire, tag, &mut message, DecodeContext::default())?;
+        if tag > last {
+            later.extend_from_slice(&field[..field.len() - message.len()]);
+        }
+    }
+    Ok(later)
+}
+
+/// A value in place of another of its kind, with the fields of that one whose tags are higher than
+/// `last`.
+pub(crate) fn keep_later(mut value: Vec<u8>, before: &[u8], last: u32) -> Result<Vec<u8>> {
+    let what = || "a value that is changed".to_string();
+    let later = later_fields(body(&what, before)?, last).map_err(|error| corrupt(what(), error))?;
+    value.extend_from_slice(&later);
+    Ok(value)
 }
 
 fn corrupt(key: impl Into<String>, reason: impl ToString) -> Error {
@@ -426,6 +469,7 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
     let rest = body(&what, value)?;
     let (revision, rest) =
         rest.split_first_chunk::<8>().ok_or_else(|| corrupt(what(), "too short"))?;
+    let later = later_fields(rest, RECORD_TAGS).map_err(|error| corrupt(what(), error))?;
     let message = PbRecord::decode(rest).map_err(|error| corrupt(what(), error))?;
     let kind = kind_of(message.kind).ok_or_else(|| corrupt(what(), "unknown type"))?;
     let mtime = message.mtime.map_or(Timestamp::default(), time_in);
@@ -487,6 +531,7 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
             (false, false) => Spread::Whole,
         },
         revision: u64::from_be_bytes(*revision),
+        later: Later { flags: flags & !flag::KNOWN, fields: later.into() },
     })
 }
 
@@ -573,6 +618,7 @@ pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
         address: member.address.clone(),
         reach: member.reach.clone(),
         expelled: member.expelled,
+        knows: member.knows,
     };
     let mut value = Vec::with_capacity(1 + message.encoded_len());
     value.push(VERSION);
@@ -583,8 +629,8 @@ pub(crate) fn encode_member(member: &Member) -> Vec<u8> {
 pub(crate) fn decode_member(node: u16, value: &[u8]) -> Result<Member> {
     let what = || format!("node {node}");
     let message = PbMember::decode(body(&what, value)?).map_err(|error| corrupt(what(), error))?;
-    let PbMember { id, epoch, beat, left, address, reach, expelled } = message;
-    Ok(Member { node, id, epoch, beat, left, address, reach, expelled })
+    let PbMember { id, epoch, beat, left, address, reach, expelled, knows } = message;
+    Ok(Member { node, id, epoch, beat, left, address, reach, expelled, knows })
 }
 
 pub(crate) fn encode_copies(copies: &Copies) -> Vec<u8> {
@@ -725,6 +771,7 @@ mod tests {
                 owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),
                 subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
                 spread: [Spread::Whole, Spread::Splitting, Spread::Split][bits as usize / 3 % 3],
+                later: Later { flags: numbers.2 & !flag::KNOWN, fields: if bit(11) { [0xc0, 0x3e, 7].into() } else { Box::default() } },
             }
         }
     }

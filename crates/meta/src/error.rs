@@ -71,6 +71,18 @@ pub enum Error {
         /// The newest version known.
         known: u32,
     },
+    /// Nodes that do not know this version's format are mounted.
+    #[error(
+        "this program keeps the cluster's metadata in format {known}, which these nodes do not know: \
+         {nodes}; upgrade or unmount them first (`forebay cluster forget NODE` for one that is gone for \
+         good)"
+    )]
+    HeldBack {
+        /// The format.
+        known: u32,
+        /// Their numbers and machines.
+        nodes: String,
+    },
     /// Others changed the same records again and again.
     #[error("gave up after {0} conflicts with concurrent changes; try again")]
     Conflict(u32),

@@ -271,6 +271,17 @@ pub struct Record {
     /// directory after which entries can't be changed as before: its removal and the steps of its
     /// split.
     pub(crate) revision: u64,
+    /// What a later version of this program has written.
+    pub(crate) later: Later,
+}
+
+/// What this version does not know of a record, and keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Later {
+    /// Bits of the flags.
+    pub flags: u32,
+    /// Fields as they are encoded.
+    pub fields: Box<[u8]>,
 }
 
 impl Record {

@@ -201,6 +201,7 @@ pub fn control_error(error: &NodeError) -> ControlError {
         | NodeError::Meta(
             MetaError::Corrupt { .. }
             | MetaError::NewerFormat { .. }
+            | MetaError::HeldBack { .. }
             | MetaError::Engine(EngineError::Damaged { .. }),
         )
         | NodeError::Config(_)

@@ -89,8 +89,9 @@ impl MetaStore {
                 }
                 known = bytes;
             }
+            let value = value_after(known.as_deref(), after)?;
             compare_copies(draft, ino, known);
-            draft.put(keys::copies(ino), codec::encode_copies(after));
+            draft.put(keys::copies(ino), value);
             draft.edit(ino)?.attr.mtime = after.mtime;
             follow(draft, ino, after)
         })?;
@@ -107,10 +108,10 @@ impl MetaStore {
     /// As [`MetaStore::put_copies`].
     pub fn move_copies(&self, ino: Ino, before: &Copies, after: &Copies) -> Result<bool> {
         let key = keys::copies(ino);
-        let write = Write::Put(key.clone(), codec::encode_copies(after));
+        let write = |found: &[u8]| Ok(Write::Put(key.clone(), value_after(Some(found), after)?));
         // Who takes the file over, or writes it back, changes this value, too.
         let is_same = |found: &[u8]| Ok(codec::decode_copies(ino, found)? == *before);
-        self.swap_if_same(&key, codec::encode_copies(before), &write, is_same)
+        self.swap_if_same(&key, codec::encode_copies(before), write, is_same)
     }
 
     /// Takes a file over from a node that is gone, with a copy that this node has; false if file or
@@ -132,8 +133,9 @@ impl MetaStore {
             if !as_known {
                 return Ok(());
             }
+            let value = value_after(known.as_deref(), &after)?;
             compare_copies(draft, ino, known);
-            draft.put(keys::copies(ino), codec::encode_copies(&after));
+            draft.put(keys::copies(ino), value);
             draft.put(keys::taken(ino, from.node), codec::encode_incarnation(me));
             let record = draft.edit(ino)?;
             (record.owner, record.spilled) = (Some(me), false);
@@ -168,6 +170,15 @@ impl MetaStore {
     /// As [`MetaStore::member`], of a process that must be one.
     pub(super) fn this_node(&self) -> Result<Incarnation> {
         self.member().ok_or(Error::Unsupported("this process is no node"))
+    }
+}
+
+/// The value that takes the place of what is there; what this version does not know of that stays.
+fn value_after(known: Option<&[u8]>, after: &Copies) -> Result<Vec<u8>> {
+    let value = codec::encode_copies(after);
+    match known {
+        Some(known) => codec::keep_later(value, known, codec::COPIES_TAGS),
+        None => Ok(value),
     }
 }
 

@@ -38,7 +38,14 @@ impl MetaStore {
             return Ok(self.execute(&transaction)?.is_some());
         }
         let is_same = |found: &[u8]| Ok(codec::decode_locks(ino, found)? == *before);
-        self.swap_if_same(&key, codec::encode_locks(before), &write, is_same)
+        let keeping = |found: &[u8]| match &write {
+            Write::Put(key, value) => {
+                let value = codec::keep_later(value.clone(), found, codec::LOCKS_TAGS)?;
+                Ok(Write::Put(key.clone(), value))
+            }
+            delete => Ok(delete.clone()),
+        };
+        self.swap_if_same(&key, codec::encode_locks(before), keeping, is_same)
     }
 
     /// Notes whether programs of this node wait for locks of ranges of a file, or may soon: where to

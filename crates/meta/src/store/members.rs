@@ -44,6 +44,8 @@ pub struct Member {
     /// Files were taken over from it, as it showed no sign of life: this start of it must not write
     /// any more.
     pub expelled: bool,
+    /// The newest format of the namespace that it knows; 0 from a node of a version that does not say.
+    pub knows: u32,
 }
 
 impl MetaStore {
@@ -81,8 +83,9 @@ impl MetaStore {
                 address: name.address.clone(),
                 reach: String::new(),
                 expelled: false,
+                knows: self.layout.version(),
             };
-            self.replace_member(known, &member)?;
+            self.begin_incarnation(known, &member)?;
             Ok(member)
         })?;
         Ok(Incarnation { node: member.node, epoch: member.epoch })
@@ -99,20 +102,22 @@ impl MetaStore {
             if known.expelled {
                 return Err(Error::Unsupported("other nodes have taken over files of this node"));
             }
-            let mut after = Member { left: false, ..known.clone() };
+            let mut after = Member { left: false, knows: self.layout.version(), ..known.clone() };
             after.beat = after.beat.wrapping_add(1);
-            self.replace_member(Some(known), &after).map(|()| me)
+            self.begin_incarnation(Some(known), &after).map(|()| me)
         })
     }
 
-    pub(super) fn replace_member(&self, before: Option<&Member>, after: &Member) -> Result<()> {
+    /// Enters what this program is. What another version of it said of the node before holds no more.
+    fn begin_incarnation(&self, before: Option<&Member>, after: &Member) -> Result<()> {
         let key = keys::member(after.node);
         let write = Write::Put(key.clone(), codec::encode_member(after));
-        let replaced = match before {
+        let entered = match before {
             Some(before) => {
+                let known = codec::encode_member(before);
                 let is_same =
                     |found: &[u8]| Ok(codec::decode_member(after.node, found)? == *before);
-                self.swap_if_same(&key, codec::encode_member(before), &write, is_same)?
+                self.swap_if_same(&key, known, |_| Ok(write.clone()), is_same)?
             }
             None => {
                 let mut transaction = MiniTransaction::default();
@@ -121,7 +126,27 @@ impl MetaStore {
                 self.execute(&transaction)?.is_some()
             }
         };
-        if replaced { Ok(()) } else { Err(Error::Conflict(1)) }
+        if entered { Ok(()) } else { Err(Error::Conflict(1)) }
+    }
+
+    /// Changes what is noted of a node that is running, or was. `known`: the bytes that are there.
+    pub(super) fn replace_member(
+        &self,
+        before: &Member,
+        known: Vec<u8>,
+        after: &Member,
+    ) -> Result<()> {
+        let key = keys::member(after.node);
+        let write = |found: &[u8]| {
+            let value = codec::encode_member(after);
+            let value = codec::keep_later(value, found, codec::MEMBER_TAGS)?;
+            Ok(Write::Put(key.clone(), value))
+        };
+        let is_same = |found: &[u8]| Ok(codec::decode_member(after.node, found)? == *before);
+        match self.swap_if_same(&key, known, write, is_same)? {
+            true => Ok(()),
+            false => Err(Error::Conflict(1)),
+        }
     }
 
     /// Says that this node lives. False if another incarnation has taken its place: then it must
@@ -156,7 +181,7 @@ impl MetaStore {
     /// If the engine fails: then it may have been done or not.
     pub fn expel(&self, known: &Member) -> Result<bool> {
         let expelled = Member { expelled: true, ..known.clone() };
-        match self.replace_member(Some(known), &expelled) {
+        match self.replace_member(known, codec::encode_member(known), &expelled) {
             Ok(()) => Ok(true),
             Err(Error::Conflict(_)) => Ok(false),
             Err(error) => Err(error),
@@ -173,7 +198,7 @@ impl MetaStore {
             }
             let mut after = before.clone();
             change(&mut after);
-            self.replace_member(Some(&before), &after).map(|()| true)
+            self.replace_member(&before, value, &after).map(|()| true)
         })
     }
 

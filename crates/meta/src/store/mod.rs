@@ -51,7 +51,8 @@ use crate::error::{Error, Result};
 use crate::keys::{self, Layout};
 use crate::links::Links;
 use crate::types::{
-    Attr, Backing, FileKind, Incarnation, Ino, Link, Record, Spread, Timestamp, Touched, XattrState,
+    Attr, Backing, FileKind, Incarnation, Ino, Later, Link, Record, Spread, Timestamp, Touched,
+    XattrState,
 };
 use backlog::Places;
 use cached::{Cached, Dentry};
@@ -208,7 +209,8 @@ impl MetaStore {
             Err(_) => return Err(corrupt(FORMAT, "no valid version")),
         }
         if self.is_gathered() {
-            return self.join();
+            self.join()?;
+            return self.check_format_again();
         }
         let value = self.read_one(keys::setting(COUNTS))?;
         let value = value.ok_or_else(|| corrupt(COUNTS, "missing"))?;
@@ -225,7 +227,11 @@ impl MetaStore {
     }
 
     /// Keeps programs away that do not know what this one may do. Another may have been first.
+    ///
+    /// A node that joins writes that it is there and then looks at the format; here the format is
+    /// written and then looked who is there. So one of the two sees the other.
     fn raise_format(&self, before: Vec<u8>) -> Result<()> {
+        self.check_all_know_format()?;
         if !self.is_gathered() {
             self.mark_numbers()?;
         }
@@ -242,13 +248,58 @@ impl MetaStore {
                 self.execute(&MiniTransaction { write, ..Default::default() })?;
             }
         }
+        let mine = self.layout.version().to_be_bytes();
+        if self.swap_format(&before, &mine)?
+            && let Err(error) = self.check_all_know_format()
+        {
+            self.swap_format(&mine, &before)?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn swap_format(&self, before: &[u8], after: &[u8]) -> Result<bool> {
         let key = keys::setting(FORMAT);
         let mut transaction = MiniTransaction::default();
-        let before = Expect::Value(codec::encode_bytes(&before));
+        let before = Expect::Value(codec::encode_bytes(before));
         transaction.compare.push(compare(key.clone(), before));
-        let version = codec::encode_bytes(&self.layout.version().to_be_bytes());
-        transaction.write.push(Write::Put(key, version));
-        self.execute(&transaction).map(drop)
+        transaction.write.push(Write::Put(key, codec::encode_bytes(after)));
+        Ok(self.execute(&transaction)?.is_some())
+    }
+
+    /// Refuses to raise the format while a node is mounted, or may come back with what it has, that
+    /// does not know this one's.
+    fn check_all_know_format(&self) -> Result<()> {
+        let known = self.layout.version();
+        let me = self.name.as_ref().map(|name| &name.id);
+        let prefix = keys::members();
+        // Where nodes were noted before format 3, too.
+        let places = [prefix.clone(), Key::new(keys::GLOBAL, prefix.bytes())];
+        let mut nodes = Vec::new();
+        for place in places {
+            for (key, value) in self.scan(&place, None, usize::MAX)?.items {
+                let member = codec::decode_member(node_status::node_of(&key)?, &value)?;
+                if !member.left && member.knows < known && me != Some(&member.id) {
+                    nodes.push(format!("node {} ({})", member.node, member.address));
+                }
+            }
+        }
+        match nodes.is_empty() {
+            true => Ok(()),
+            false => Err(Error::HeldBack { known, nodes: nodes.join(", ") }),
+        }
+    }
+
+    /// Leaves again if the format was raised while this node joined.
+    fn check_format_again(&self) -> Result<()> {
+        let format = self.setting(FORMAT)?.unwrap_or_default();
+        let found = <[u8; 4]>::try_from(format.as_slice()).map_or(0, u32::from_be_bytes);
+        let known = self.layout.version();
+        if self.name.is_none() || found == known {
+            return Ok(());
+        }
+        self.leave()?;
+        Err(Error::NewerFormat { what: "the metadata store".into(), found, known })
     }
 
     fn create_root(&self) -> Result<()> {
@@ -705,6 +756,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         apart: 0,
         spread: Spread::Whole,
         revision: 0,
+        later: Later::default(),
     }
 }
 

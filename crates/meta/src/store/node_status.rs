@@ -168,7 +168,7 @@ impl MetaStore {
             let before = before.ok_or(Error::NotFound)?;
             let mut after = before.clone();
             (after.epoch, after.left) = (before.epoch + 1, true);
-            self.replace_member(Some(before), &after)?;
+            self.replace_member(before, codec::encode_member(before), &after)?;
             Ok(Incarnation { node, epoch: before.epoch })
         })
     }
