@@ -70,6 +70,70 @@ fn node_when_it_starts_again_then_keeps_its_number_and_the_one_before_is_fenced(
 }
 
 #[test]
+fn heartbeats_when_there_are_many_nodes_then_no_other_node_is_told() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let state = |name: &str| -> u64 {
+        let said = servers.command(0, &["INFO", "stats"]);
+        let value = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.expect(name).trim().parse().expect("a number")
+    };
+    let a = open(&servers, "a");
+    assert!(a.beat().unwrap());
+    let beats = |times: u64| {
+        let before = (state("total_net_output_bytes"), state("total_commands_processed"));
+        for _ in 0..times {
+            assert!(a.beat().unwrap());
+        }
+        let bytes = state("total_net_output_bytes") - before.0;
+        (bytes, state("total_commands_processed") - before.1)
+    };
+    beats(500);
+    let others: Vec<MetaStore> = (0..20).map(|at| open(&servers, &format!("n{at}"))).collect();
+    let heard = || {
+        let said = servers.command(0, &["CLIENT", "LIST"]);
+        let flags = said.split_whitespace().filter_map(|word| word.strip_prefix("flags="));
+        flags.filter(|flags| flags.contains('t')).count()
+    };
+    servers.wait("changes are heard", |_| heard() > 20);
+    // Each of the others would be told in some 60 bytes, once for each.
+    let (bytes, _) = beats(1000);
+    assert!(bytes < 1000 * 20 * 30, "{bytes} bytes were sent");
+    // What they do need to hear they still do.
+    let seen = others[0].members().unwrap();
+    file(&others[1], b"new");
+    assert!(others[2].lookup(Ino::ROOT, b"new").unwrap().is_some());
+    assert!(seen.iter().any(|member| member.id == "a" && member.beat > 1500));
+}
+
+#[test]
+fn heartbeat_when_nobody_else_changed_the_entry_then_one_request() {
+    if !servers::installed() {
+        return;
+    }
+    let servers = Servers::single(&[]);
+    let (a, b) = (open(&servers, "a"), open(&servers, "b"));
+    assert!(a.beat().unwrap());
+    let before = a.round_trips().executes;
+    for _ in 0..10 {
+        assert!(a.beat().unwrap());
+    }
+    assert_eq!(a.round_trips().executes - before, 10);
+    assert!(a.listen_at("tcp://here:1").unwrap() && a.beat().unwrap());
+    // Others take something from it: that is not overwritten.
+    let me = a.member().unwrap().node;
+    let entry = |store: &MetaStore| {
+        store.members().unwrap().into_iter().find(|member| member.node == me).unwrap()
+    };
+    assert_eq!(entry(&b).reach, "tcp://here:1");
+    assert!(b.expel(&entry(&b)).unwrap());
+    assert!(!a.beat().unwrap() && !a.beat().unwrap(), "it is fenced");
+    assert!(entry(&b).expelled);
+}
+
+#[test]
 fn backlog_when_nodes_share_a_namespace_then_each_has_its_own() {
     if !servers::installed() {
         return;

@@ -130,21 +130,23 @@ impl MetaStore {
     }
 
     /// Changes what is noted of a node that is running, or was. `known`: the bytes that are there.
+    /// Returns those that are there then.
     pub(super) fn replace_member(
         &self,
         before: &Member,
         known: Vec<u8>,
         after: &Member,
-    ) -> Result<()> {
+    ) -> Result<Vec<u8>> {
         let key = keys::member(after.node);
+        let mut written = Vec::new();
         let write = |found: &[u8]| {
             let value = codec::encode_member(after);
-            let value = codec::keep_later(value, found, codec::MEMBER_TAGS)?;
-            Ok(Write::Put(key.clone(), value))
+            written = codec::keep_later(value, found, codec::MEMBER_TAGS)?;
+            Ok(Write::Put(key.clone(), written.clone()))
         };
         let is_same = |found: &[u8]| Ok(codec::decode_member(after.node, found)? == *before);
         match self.swap_if_same(&key, known, write, is_same)? {
-            true => Ok(()),
+            true => Ok(written),
             false => Err(Error::Conflict(1)),
         }
     }
@@ -182,7 +184,7 @@ impl MetaStore {
     pub fn expel(&self, known: &Member) -> Result<bool> {
         let expelled = Member { expelled: true, ..known.clone() };
         match self.replace_member(known, codec::encode_member(known), &expelled) {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(Error::Conflict(_)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -191,14 +193,24 @@ impl MetaStore {
     fn change_member(&self, change: impl Fn(&mut Member)) -> Result<bool> {
         let me = self.member().ok_or(Error::Unsupported("this process is no node"))?;
         self.retry(|| {
-            let Some(value) = self.read_one(keys::member(me.node))? else { return Ok(false) };
+            // As it was left here; if it is not so any more, the swap fails, and it is read.
+            let left = self.own_entry.lock().take();
+            let value = match left {
+                Some(value) => value,
+                None => match self.read_one(keys::member(me.node))? {
+                    Some(value) => value,
+                    None => return Ok(false),
+                },
+            };
             let before = codec::decode_member(me.node, &value)?;
             if before.epoch != me.epoch || before.expelled {
                 return Ok(false);
             }
             let mut after = before.clone();
             change(&mut after);
-            self.replace_member(&before, value, &after).map(|()| true)
+            let written = self.replace_member(&before, value, &after)?;
+            *self.own_entry.lock() = Some(written);
+            Ok(true)
         })
     }
 

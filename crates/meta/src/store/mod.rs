@@ -122,6 +122,8 @@ pub struct MetaStore {
     resume: Option<Incarnation>,
     /// Which node this process is.
     member: OnceLock<Incarnation>,
+    /// What it wrote last of itself; nothing if somebody else may have since.
+    own_entry: Mutex<Option<Vec<u8>>>,
     /// A copy of `counts` for readers, who must not wait for a commit.
     shown: ShownCounts,
     executes: AtomicU64,
@@ -181,6 +183,7 @@ impl MetaStore {
             name: options.node.clone(),
             resume: options.resume,
             member: OnceLock::new(),
+            own_entry: Mutex::default(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
             scans: AtomicU64::new(0),

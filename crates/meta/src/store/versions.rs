@@ -20,7 +20,7 @@ impl MetaStore {
         &self,
         key: &Key,
         known: Vec<u8>,
-        write: impl Fn(&[u8]) -> Result<Write>,
+        mut write: impl FnMut(&[u8]) -> Result<Write>,
         is_same: impl Fn(&[u8]) -> Result<bool>,
     ) -> Result<bool> {
         let mut expected = known;

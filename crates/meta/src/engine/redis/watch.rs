@@ -6,6 +6,9 @@
 //! slot is tracked, has answered within the lease, and sees the same cluster as we do. Whenever a
 //! connection is lost, made anew, or the cluster changes, the generation does, and with it every
 //! stamp.
+//!
+//! What nodes say of themselves every second is not heard: if each of N nodes were told of each
+//! heartbeat, the server would send N² messages a second. Partitions of that kind have no stamp.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,12 +23,15 @@ use super::topology::Topology;
 use super::url::Address;
 use crate::clock::BootInstant;
 use crate::engine::Stamp;
+use crate::keys::NODES;
 
 /// The key by whose changes the holder of a lease hears that others want it: that of the values, and
 /// this. Nothing is kept under it.
 pub(super) const WANT: &str = ":want";
 
 const PARTITIONS: usize = 1 << 16;
+/// Partitions are named by four hexadecimal digits; by the first of them it is told what is heard.
+const DIGIT_SHIFT: u32 = 12;
 /// A server that can't be tracked is asked again after this.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -48,6 +54,17 @@ struct State {
     wanted: Mutex<BTreeSet<u16>>,
     want: Condvar,
     stop: AtomicBool,
+}
+
+/// Whether changes of a partition are heard.
+fn is_heard(partition: u16) -> bool {
+    partition >> DIGIT_SHIFT != NODES >> DIGIT_SHIFT
+}
+
+/// What the names of all keys begin with whose changes are heard.
+fn heard_prefixes(prefix: &str) -> impl Iterator<Item = String> {
+    let digits = (0..=u16::MAX >> DIGIT_SHIFT).filter(|digit| is_heard(digit << DIGIT_SHIFT));
+    digits.map(move |digit| format!("{prefix}{digit:x}"))
 }
 
 /// A primary that tells us what changes there.
@@ -145,6 +162,9 @@ impl State {
     }
 
     fn stamp(&self, partition: u16, slot: u16) -> Option<Stamp> {
+        if !is_heard(partition) {
+            return None;
+        }
         // Read first: what happens after this makes the stamp differ from a later one.
         let generation = self.generation.load(Ordering::Acquire);
         let change = self.changes[usize::from(partition)].load(Ordering::Acquire);
@@ -216,7 +236,10 @@ impl State {
         let link = dial.connect(address, true).map_err(|error| format!("{error:?}"))?;
         let mut connection = link.connection;
         let mut track = redis::cmd("CLIENT");
-        track.arg("TRACKING").arg("ON").arg("BCAST").arg("PREFIX").arg(&self.prefix);
+        track.arg("TRACKING").arg("ON").arg("BCAST");
+        for prefix in heard_prefixes(&self.prefix) {
+            track.arg("PREFIX").arg(prefix);
+        }
         if let Value::ServerError(error) = self.ask(&mut connection, &track.get_packed_command())? {
             return Err(format!("{} {}", error.code(), error.details().unwrap_or_default()));
         }
