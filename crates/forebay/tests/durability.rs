@@ -1,4 +1,4 @@
-//! `--durability backing`: what was acknowledged outlives everything on the node.
+//! What was acknowledged outlives everything on the node with `--durability backing`, and a cut with any.
 
 mod site;
 
@@ -188,4 +188,39 @@ fn fsync_when_durability_is_local_then_it_does_not_wait_for_the_backing_store() 
     assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"on the tier");
     site.umount();
     assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"on the tier");
+}
+
+/// After a power cut nobody could tell what the kernel has made durable of it from what nobody has synced.
+#[test]
+fn file_that_is_written_anew_when_the_store_has_an_older_version_then_the_kernel_is_not_handed_it()
+{
+    if !can_mount() {
+        return;
+    }
+    for passthrough in ["read", "readwrite"] {
+        let site = mounted(passthrough, "local");
+        let counted = |what: &str| {
+            let (code, text) = site.run(&["debug", "metrics", &site.text("mnt")]);
+            assert_eq!(code, 0, "{text}");
+            let lines = text.lines().filter(|line| line.starts_with(what));
+            lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
+        };
+        let emptied = || counted("forebay_passthrough_refusals_total{reason=\"emptied\"}");
+        let anew = |name: &str| {
+            let before = emptied();
+            let how = OpenOptions::new().write(true).create(true).truncate(true).clone();
+            let file = how.open(site.path("mnt").join(name)).unwrap();
+            file.write_all_at(b"anew", 0).unwrap();
+            emptied() - before
+        };
+        assert_eq!(fs::read(site.path("mnt/known")).unwrap(), vec![1; 60_000]);
+        assert_eq!(anew("known"), 1, "{passthrough}");
+        assert_eq!(anew("new"), 0, "{passthrough}: there is no older version");
+        assert_eq!(anew("new"), 0, "{passthrough}: still not");
+        let (code, text) = site.run(&["sync", &site.text("mnt")]);
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(anew("new"), 1, "{passthrough}: now there is one");
+        site.umount();
+        assert_eq!(fs::read(site.path("backing/known")).unwrap(), b"anew");
+    }
 }

@@ -172,7 +172,39 @@ pub fn all() -> Vec<Case> {
         }
     }
     cases.extend(replacements());
+    cases.extend(written_anew());
     cases
+}
+
+/// Files that the backing store has, emptied and written anew with syncs of which the daemon need not be
+/// told, and longer after that than anybody has synced.
+fn written_anew() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for passthrough in ["read", "readwrite"] {
+        for sync in [Sync::Each, Sync::Fsync] {
+            for cut in [TIERS, &DISKS[..]] {
+                let name = format!("anew {}", cases.len());
+                let mut ops = drained(&name);
+                ops.push(write_anew(&name, 3, sync));
+                ops.push(write(&name, 3, 5, Sync::None));
+                ops.push(write_anew(&name, 7, sync));
+                ops.push(write(&name, 7, 2, Sync::None));
+                let settings = MountSettings { passthrough, writeback: "1h", policy: "lru" };
+                let what = "what is emptied, written with syncs, and grows";
+                cases.push(Case { what, settings, ops, cut });
+            }
+        }
+    }
+    cases
+}
+
+/// As [`write()`], of a file that is emptied as it is opened.
+fn write_anew(name: &str, count: usize, sync: Sync) -> Op {
+    let mut anew = write(name, 0, count, sync);
+    if let Op::Write { fresh, .. } = &mut anew {
+        *fresh = true;
+    }
+    anew
 }
 
 /// Files that nobody has synced, and that replace what was durable in one way or other.
@@ -215,10 +247,7 @@ fn replacements() -> Vec<Case> {
             ];
             case("a move over what is synced", vec![ops]);
             let (name, new) = (named("kept"), named("anew"));
-            let mut anew = write(&new, 0, 3, Sync::None);
-            if let Op::Write { fresh, .. } = &mut anew {
-                *fresh = true;
-            }
+            let anew = write_anew(&new, 3, Sync::None);
             let to = Op::Move { from: new.clone(), to: name.clone(), dir: true };
             let first = vec![write(&name, 0, 8, Sync::Fsync), write(&new, 0, 6, Sync::Fsync)];
             case(

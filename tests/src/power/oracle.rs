@@ -154,18 +154,15 @@ impl File {
         self.lens.iter_mut().for_each(|len| *len = (*len).max(least));
     }
 
-    /// From here on it is as found, or as it was durable before.
+    /// From here on it is as found, or as it was at any time since it was durable: that it was found does not
+    /// say that it is on every disk. What came after what was found is gone.
     fn settle(&mut self, len: usize, found: &[u64]) {
         if let Some(part) = self.part() {
             part.settle(len, found);
         }
-        self.lens.truncate(1);
-        self.lens.push(len);
-        self.lens.dedup();
+        end_with(&mut self.lens, len);
         for (at, stamps) in self.stamps.iter_mut().enumerate() {
-            stamps.truncate(1);
-            stamps.push(found.get(at).copied().unwrap_or(0));
-            stamps.dedup();
+            end_with(stamps, found.get(at).copied().unwrap_or(0));
         }
     }
 
@@ -189,6 +186,13 @@ impl File {
         });
         stamps.collect()
     }
+}
+
+/// Takes away what came after this.
+fn end_with<T: PartialEq>(states: &mut Vec<T>, last: T) {
+    let known = states.iter().rposition(|state| *state == last);
+    states.truncate(known.unwrap_or(states.len()));
+    states.push(last);
 }
 
 impl Oracle {
@@ -568,6 +572,23 @@ mod tests {
         for (stamp, may_be) in [(10, true), (20, true), (30, true), (100, false)] {
             let found = oracle.clone().found("name", Some(&block(stamp)), &below).0;
             assert_eq!(found.is_none(), may_be, "{stamp}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn file_found_as_nobody_has_synced_it_when_changed_then_may_be_as_it_was_before() {
+        let mut oracle = Oracle::default();
+        let below = Below::new();
+        oracle.add("name", 1, 100);
+        for stamp in [10, 20, 30] {
+            oracle.carried_out(1, &write("name", (0, 1), stamp, Sync::None), true);
+        }
+        // The last is gone.
+        assert_eq!(oracle.found("name", Some(&block(20)), &below).0, None);
+        oracle.carried_out(2, &write("name", (0, 1), 40, Sync::None), true);
+        for (stamp, may_be) in [(100, true), (10, true), (20, true), (30, false), (40, true)] {
+            let wrong = oracle.clone().found("name", Some(&block(stamp)), &below).0;
+            assert_eq!(wrong.is_none(), may_be, "{stamp}: {wrong:?}");
         }
     }
 
