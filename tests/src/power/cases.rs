@@ -171,9 +171,7 @@ pub fn all() -> Vec<Case> {
             }
         }
     }
-    cases.extend(replacements());
-    cases.extend(written_anew());
-    cases
+    cases.into_iter().chain(replacements()).chain(written_anew()).collect()
 }
 
 /// Files that the backing store has, emptied and written anew with syncs of which the daemon need not be

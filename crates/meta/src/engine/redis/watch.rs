@@ -8,7 +8,7 @@
 //! stamp.
 //!
 //! What nodes say of themselves every second is not heard: if each of N nodes were told of each
-//! heartbeat, the server would send N² messages a second. Partitions of that kind have no stamp.
+//! heartbeat, the server would send N x N messages a second. Partitions of that kind have no stamp.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
