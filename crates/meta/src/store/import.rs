@@ -272,39 +272,40 @@ impl MetaStore {
 }
 
 impl MetaStore {
-    /// What others changed of a directory beside its mode and owner: its times, unless they are not
-    /// those of `known` any more, and its extended attributes, which are read again when they are wanted.
-    /// Of a directory that differs from the backing store nothing is taken over. Whether anything was.
+    /// The extended attributes of a directory are read from the backing store again when they are wanted,
+    /// but for one that differs from it. Says whether any were known.
     ///
     /// # Errors
     /// `Stale` if there is no such inode.
-    pub fn refresh_rest_of_directory(
-        &self,
-        known: &Record,
-        times: Option<&Attr>,
-        xattrs: bool,
-    ) -> Result<bool> {
+    pub fn forget_xattrs_of_directory(&self, dir: Ino) -> Result<bool> {
         self.retry(|| {
-            let dir = known.ino;
             let _locked = self.lock(&[dir]);
             let before = self.load_locked(dir)?.ok_or(Error::Stale(dir))?;
-            if before.differs() || !before.is_directory() {
+            if before.differs() || !before.is_directory() || before.xattrs == XattrState::Unknown {
                 return Ok(false);
             }
             let mut draft = Draft::new(self);
-            if xattrs && before.xattrs != XattrState::Unknown {
-                self.forget_xattrs(&mut draft, dir)?;
-            }
-            let same =
-                |attr: &Attr| (attr.mtime, attr.ctime) == (known.attr.mtime, known.attr.ctime);
-            if let Some(found) = times.filter(|_| same(&before.attr)) {
-                let record = draft.edit(dir)?;
-                (record.attr.mtime, record.attr.ctime) = (found.mtime, found.ctime);
-                record.change += 1;
-            }
-            if draft.changes_nothing() {
+            self.forget_xattrs(&mut draft, dir)?;
+            draft.commit()?;
+            Ok(true)
+        })
+    }
+
+    /// The entries of a directory were changed by others at this time: it is that of the directory, unless
+    /// that is later. Says whether it was not.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode.
+    pub fn advance_times(&self, dir: Ino, changed: Timestamp) -> Result<bool> {
+        self.retry(|| {
+            let _locked = self.lock(&[dir]);
+            let before = self.load_locked(dir)?.ok_or(Error::Stale(dir))?;
+            if before.attr.mtime >= changed || !before.is_directory() {
                 return Ok(false);
             }
+            let mut draft = Draft::new(self);
+            let attr = &mut draft.edit(dir)?.attr;
+            (attr.mtime, attr.ctime) = (changed, attr.ctime.max(changed));
             draft.commit()?;
             Ok(true)
         })

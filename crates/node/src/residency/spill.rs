@@ -302,7 +302,7 @@ impl Residency {
     ) -> Result<u64> {
         let end = offset + data.len() as u64;
         let refused = match self.write_spill(file, spill, offset, data) {
-            Err(error) if is_no_room(&error) => error,
+            Err(error) if is_full(&error) => error,
             written => return written.map(|_| end),
         };
         let extent = extent.max(spill.extent_size().unwrap_or(extent));
@@ -312,12 +312,16 @@ impl Residency {
             let piece = &data[(at - offset) as usize..(stop - offset) as usize];
             match self.write_spill(file, spill, at, piece) {
                 Ok(_) => at = stop,
-                Err(error) if !is_no_room(&error) => return Err(error),
-                Err(_) if at > offset => break,
-                Err(_) => return Err(refused),
+                Err(error) if is_full(&error) => break,
+                Err(error) => return Err(error),
             }
         }
-        Ok(at)
+        // What went to the device behind that was never written, as a start sees it.
+        let len = spill.size_and_mtime().0;
+        if spill.file().len()? > len {
+            spill.file().set_len(len)?;
+        }
+        if at > offset { Ok(at) } else { Err(refused) }
     }
 
     /// Writes for which no room could be made into an object that the kernel reads by itself. The
@@ -339,7 +343,11 @@ impl Residency {
         }
         self.mark_dirty(file, place)?;
         file.count_write();
-        write_what_fits(&*place.object, data, offset)
+        let written = write_what_fits(&*place.object, data, offset);
+        if !matches!(written, Ok(written) if written == data.len()) {
+            self.true_up(file, place)?;
+        }
+        written
     }
 
     /// Prepares an object for bytes of a range that will be in the base.
@@ -744,10 +752,12 @@ pub(crate) fn noted_inode(note: &[u8]) -> Option<Fingerprint> {
     Some(Fingerprint { ino, born: time(note).unwrap_or_default(), ..Fingerprint::default() })
 }
 
+/// Whether a tier has no room.
 fn is_no_room(error: &NodeError) -> bool {
-    match error {
-        NodeError::Store(error) => no_room(error),
-        NodeError::Posix(errno) => matches!(*errno, Errno::NOSPC | Errno::DQUOT),
-        _ => false,
-    }
+    matches!(error, NodeError::Store(error) if no_room(error))
+}
+
+/// Whether a spill file could not grow.
+fn is_full(error: &NodeError) -> bool {
+    is_no_room(error) || matches!(error, NodeError::Posix(Errno::NOSPC | Errno::DQUOT))
 }

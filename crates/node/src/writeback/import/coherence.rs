@@ -469,16 +469,19 @@ impl Writeback {
         // directory look as it did, without anybody having looked at the name.
         let mut seen = NamesSeen::new();
         let mut open = !self.compare_listed_directory(dir, handle)?;
+        let mut theirs = false;
         self.import_all(dir, handle, &mut |found| {
             for found in found {
                 seen.add(&found.name);
                 match self.meta.lookup(dir, &found.name)? {
                     Some(record) => {
+                        theirs |= is_replaced(&record, found);
                         // The name here may go without ever having been there.
                         open |= self.hides(dir, &record, found)?;
                         open |= !self.compare_listed(dir, &record, found)?;
                     }
                     None => {
+                        theirs |= self.meta.stale_inodes_at(dir, &found.name)?.is_empty();
                         // It is not imported while a removed inode still claims the name.
                         open |= self.is_hidden_by_stale_name(dir, found)?;
                         // The kernel may remember that there was no such name.
@@ -501,6 +504,9 @@ impl Writeback {
                     open |= seen.is_crowded() && self.meta.lookup(dir, &link.name)?.is_none();
                 }
             }
+        }
+        if theirs {
+            self.take_over_time(dir, handle)?;
         }
         if open { self.doubt_listing(dir) } else { Ok(()) }
     }
@@ -691,6 +697,13 @@ impl Writeback {
 }
 
 /// Whether the backing store has a version of a file, or is about to.
+/// Whether a listed name is another file's than the one that is known, which nobody here has changed.
+fn is_replaced(record: &Record, found: &Found) -> bool {
+    let known = record.backing.fingerprint.filter(|print| print.ino != 0);
+    let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint));
+    is_another && record.queued.is_none() && !record.differs()
+}
+
 fn has_version(record: &Record) -> bool {
     record.backing.fingerprint.is_some() || record.backing.pending.is_some()
 }

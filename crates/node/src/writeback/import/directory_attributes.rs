@@ -1,6 +1,6 @@
 //! Attributes of known directories: the mode and the owner that others give to one are taken over when
-//! its own entries, or those of the directory above it, are looked at; its times and its extended
-//! attributes, access lists among them, with its own entries. What the backing store refused is kept, as
+//! its own entries, or those of the directory above it, are looked at; its extended attributes, access
+//! lists among them, with its own entries, and its time if others have changed these. What the backing store refused is kept, as
 //! long as nobody changes there what it has in its place.
 
 use std::ffi::OsStr;
@@ -82,34 +82,38 @@ impl Writeback {
             return Ok(true);
         }
         match self.is_directory_as_known(&record, &found)? {
-            true => self.take_over_rest(&record, &found),
+            true => self.take_over_xattrs(&record, &found),
             false => self.compare_directory(dir),
         }
     }
 
-    /// Times, and extended attributes. False if somebody is at the directory.
-    fn take_over_rest(&self, record: &Record, found: &Found) -> Result<bool> {
+    /// False if somebody is at the directory.
+    fn take_over_xattrs(&self, record: &Record, found: &Found) -> Result<bool> {
         let dir = record.ino;
         let known = record.backing.fingerprint;
-        let (here, below) = (record.attr.mtime, found.attr.mtime);
-        // An earlier time counts if the one here was that of the backing store, and not that of a change
-        // that is not there yet. A worker that has changed entries is to set the times again.
-        let is_newer =
-            below > here || below < here && known.is_some_and(|known| known.mtime == here);
-        let times_wait = self.reconciler.entries_written.lock().contains(&dir.0);
-        let other_times = is_newer && !times_wait;
         let was_changed = known.is_none_or(|known| known.ctime != found.fingerprint.ctime);
-        let xattrs =
-            was_changed && record.xattrs != XattrState::Unknown && !self.is_something_refused(dir);
-        if !other_times && !xattrs {
+        let is_known = record.xattrs != XattrState::Unknown;
+        if !was_changed || !is_known || self.is_something_refused(dir) {
             return Ok(true);
         }
         let Some(_owned) = self.own(dir, Duration::ZERO) else { return Ok(false) };
-        let times = other_times.then_some(&found.attr);
-        if self.meta.refresh_rest_of_directory(record, times, xattrs)? {
+        if self.meta.forget_xattrs_of_directory(dir)? {
             self.residency.forget_object(dir, false);
         }
         Ok(true)
+    }
+
+    /// Others have made or replaced names in a directory: when they did it, if nothing was changed here
+    /// since.
+    pub(super) fn take_over_time(&self, dir: Ino, handle: &Dir) -> Result<()> {
+        if self.residency.peers.is_clustered() {
+            return Ok(());
+        }
+        let below = self.backing.stat(handle, OsStr::new(""))?;
+        if self.meta.advance_times(dir, below.mtime)? {
+            self.residency.forget_object(dir, false);
+        }
+        Ok(())
     }
 
     /// A directory seems to have other attributes, or to be another one: looks again with nobody at it.

@@ -305,19 +305,14 @@ impl Writeback {
         (synced.files, synced.bytes) = *sweep.shared.written.lock();
         let rest = std::mem::take(&mut *sweep.shared.left.lock());
         synced.cut_short = end == End::Over || rest.len() >= MAX_LEFT;
-        self.judge_rest(rest, until, &mut synced)?;
+        self.judge_rest(rest, until, &mut synced);
         synced.complete = !synced.cut_short && synced.failed == 0;
         Ok(synced)
     }
 
     /// What the last pass of a sync left: bytes that are written though their file may change again
     /// are no failure.
-    fn judge_rest(
-        &self,
-        rest: Vec<(Ino, bool)>,
-        until: Instant,
-        synced: &mut Synced,
-    ) -> Result<()> {
+    fn judge_rest(&self, rest: Vec<(Ino, bool)>, until: Instant, synced: &mut Synced) {
         for (ino, busy) in rest {
             let file = self.residency.files.get(ino);
             let before = self.changes_of(&file);
@@ -327,8 +322,9 @@ impl Writeback {
             };
             if written.is_ok() {
                 // What is no file is just in line now.
-                let is_file = |record: Arc<Record>| record.attr.kind == FileKind::Regular;
-                synced.in_use += u64::from(self.known(ino)?.is_some_and(is_file));
+                let record = self.known(ino).ok().flatten();
+                let is_file = record.is_some_and(|record| record.attr.kind == FileKind::Regular);
+                synced.in_use += u64::from(is_file);
                 continue;
             }
             synced.failed += 1;
@@ -345,7 +341,6 @@ impl Writeback {
                 synced.failures.push((path, why.unwrap_or_else(|| NOT_ITS_TURN.into())));
             }
         }
-        Ok(())
     }
 
     /// What programs move when they change a file.

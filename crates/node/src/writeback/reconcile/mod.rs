@@ -73,7 +73,7 @@ pub struct Reconciler {
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set.
-    pub(in crate::writeback) entries_written: Mutex<BTreeSet<u64>>,
+    entries_written: Mutex<BTreeSet<u64>>,
     /// Held by whoever sets them.
     restoring: Mutex<()>,
     /// Files of which parts are gone, and nobody was told.

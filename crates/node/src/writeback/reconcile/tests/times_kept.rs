@@ -457,37 +457,45 @@ fn directory_when_others_change_its_attributes_and_times_then_known_once_it_is_l
         assert_eq!(attribute(ino, b"user.ours").as_deref(), Some(&b"here"[..]), "{path}");
         bench.drained();
     }
-    // A new name of theirs moves the time, and so does `touch -d`.
+    // A new name of theirs moves the time, and so do a removal and a replacement.
     let below = bench.root.join("dir");
     let times_below = || {
         let found = fs::metadata(&below).expect("there");
         Timestamp::new(found.mtime(), u32::try_from(found.mtime_nsec()).expect("nanoseconds"))
     };
     let time_here = || bench.node.meta.get(dir).expect("known").attr.mtime;
-    fs::write(below.join("theirs"), b"x").expect("made");
-    listed_anew(&bench, dir);
-    assert_eq!(time_here(), times_below());
-    std::thread::sleep(Duration::from_millis(20));
-    fs::remove_file(below.join("theirs")).expect("removed");
-    let removed = times_below();
-    std::thread::sleep(Duration::from_millis(20));
-    listed_anew(&bench, dir);
-    assert_eq!((time_here(), times_below()), (removed, removed));
-    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
-    fs::File::open(&below).and_then(|dir| dir.set_modified(old)).expect("set");
-    listed_anew(&bench, dir);
-    assert_eq!(time_here(), Timestamp::new(1_000_000_000, 0));
-    // That of a change here counts until it is there, and then it is there.
-    let theirs = old + std::time::Duration::from_secs(1);
-    for ours in ["dir/ours", "dir/ours too"] {
-        bench.write(ours, b"x");
-        let time = time_here();
-        fs::File::open(&below).and_then(|dir| dir.set_modified(theirs)).expect("set");
+    let changes: [&dyn Fn() -> std::io::Result<()>; 4] = [
+        &|| fs::write(below.join("theirs"), b"x"),
+        &|| fs::write(below.join("new"), b"another"),
+        &|| fs::rename(below.join("new"), below.join("theirs")),
+        &|| fs::remove_file(below.join("theirs")),
+    ];
+    for change in changes {
+        change().expect("changed");
+        let time = times_below();
+        std::thread::sleep(Duration::from_millis(20));
         listed_anew(&bench, dir);
-        assert_eq!(time_here(), time);
+        assert_eq!((time_here(), times_below()), (time, time));
+    }
+    // What a worker did moves it below alone, until it is set again; also if nothing was listed before.
+    let unlisted = bench.mkdir("unlisted");
+    for (ino, path) in [(dir, "dir/ours"), (unlisted, "unlisted/ours")] {
+        bench.write(path, b"x");
+        let old = Timestamp::new(1_000_000_000, 0);
+        let set = |record: &mut Record| {
+            record.attr.mtime = old;
+            record.backing.attrs_differ = true;
+            Queue::Yes
+        };
+        bench.node.meta.update(ino, None, set).expect("known");
+        bench.node.writeback.reconcile(ino).expect("its attributes are written");
+        bench.node.writeback.reconcile(bench.find(ino, "ours").expect("known").ino).expect("made");
+        listed_anew(&bench, ino);
+        assert_eq!(bench.node.meta.get(ino).expect("known").attr.mtime, old, "{path}");
         bench.drained();
         bench.node.writeback.restore_directory_times();
-        assert_eq!((time_here(), times_below()), (time, time));
+        let found = fs::metadata(bench.root.join(path).parent().expect("a directory"));
+        assert_eq!(found.expect("there").mtime(), 1_000_000_000, "{path}");
     }
 }
 
