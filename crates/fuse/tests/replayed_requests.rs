@@ -139,8 +139,18 @@ impl Lab {
     fn next_answer(&self) -> (u64, Answer) {
         let mut bytes = vec![0; 4096];
         let flags = rustix::net::RecvFlags::empty();
-        let (length, _) = rustix::net::recv(&self.kernel, &mut bytes[..], flags).expect("answered");
-        let of = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
+        let mut received = || {
+            let (length, _) =
+                rustix::net::recv(&self.kernel, &mut bytes[..], flags).expect("answered");
+            (length, u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes")))
+        };
+        // What the kernel is told beside answers has no number.
+        let (length, of) = loop {
+            let (length, of) = received();
+            if of != 0 {
+                break (length, of);
+            }
+        };
         let error = i32::from_le_bytes(bytes[4..8].try_into().expect("4 bytes"));
         bytes.truncate(length);
         (of, Answer(-error, bytes.split_off(OUT_HEADER.min(length))))
