@@ -5,6 +5,7 @@ mod rig;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_node::{Coherence, Context, NodeConfig, SetAttr, SetTime, Timestamp};
@@ -139,11 +140,11 @@ fn writers_past_the_tier_when_a_drain_runs_beside_them_then_no_byte_is_lost() {
                 })
             })
             .collect();
-        let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        let written: Vec<_> = writers.into_iter().map(ScopedJoinHandle::join).collect();
         // Before a writer's failure is told, which the drainer would never hear of.
         over.store(true, Ordering::Release);
         drainer.join().unwrap();
-        written.into_iter().map(|written| written.unwrap()).collect::<Vec<_>>()
+        written.into_iter().map(Result::unwrap).collect::<Vec<_>>()
     });
     for (id, data) in written.iter().enumerate() {
         same(&rig.get(&id.to_string()), data, "on the mount");
