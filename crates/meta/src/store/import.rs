@@ -269,9 +269,7 @@ impl MetaStore {
             Ok(Refreshed::Updated(committed_record(&draft.commit()?, ino)?))
         })
     }
-}
 
-impl MetaStore {
     /// The extended attributes of a directory are read from the backing store again when they are wanted,
     /// but for one that differs from it. Says whether any were known.
     ///

@@ -696,7 +696,6 @@ impl Writeback {
     }
 }
 
-/// Whether the backing store has a version of a file, or is about to.
 /// Whether a listed name is another file's than the one that is known, which nobody here has changed.
 fn is_replaced(record: &Record, found: &Found) -> bool {
     let known = record.backing.fingerprint.filter(|print| print.ino != 0);
@@ -704,6 +703,7 @@ fn is_replaced(record: &Record, found: &Found) -> bool {
     is_another && record.queued.is_none() && !record.differs()
 }
 
+/// Whether the backing store has a version of a file, or is about to.
 fn has_version(record: &Record) -> bool {
     record.backing.fingerprint.is_some() || record.backing.pending.is_some()
 }

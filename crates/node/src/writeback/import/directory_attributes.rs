@@ -1,7 +1,7 @@
 //! Attributes of known directories: the mode and the owner that others give to one are taken over when
 //! its own entries, or those of the directory above it, are looked at; its extended attributes, access
-//! lists among them, with its own entries, and its time if others have changed these. What the backing store refused is kept, as
-//! long as nobody changes there what it has in its place.
+//! lists among them, with its own entries, and its time if others have changed these. What the backing
+//! store refused is kept, as long as nobody changes there what it has in its place.
 
 use std::ffi::OsStr;
 use std::time::Duration;

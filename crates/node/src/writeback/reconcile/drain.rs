@@ -1,6 +1,6 @@
 //! Bringing everything in line, or everything below a directory, while somebody waits.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -45,6 +45,9 @@ struct Tally {
     refused: u64,
 }
 
+/// So often one sync brings an inode in line that is queued again at once.
+const MAX_TURNS: u32 = 8;
+
 #[derive(Default)]
 struct DrainState {
     tally: Mutex<Tally>,
@@ -53,8 +56,8 @@ struct DrainState {
     left: Mutex<Vec<(Ino, bool)>>,
     /// Files that were brought in line, and their bytes.
     written: Mutex<(u64, u64)>,
-    /// What had its turn with success.
-    in_line: Mutex<HashSet<Ino>>,
+    /// How often each inode was brought in line.
+    in_line: Mutex<HashMap<Ino, u32>>,
 }
 
 /// What became of a sync.
@@ -193,7 +196,7 @@ impl<'a, 'p> Sweep<'a, 'p> {
 fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
     node.take_turns(due, true, &mut |ino, turn| {
         if turn == Turn::Done {
-            shared.in_line.lock().insert(ino);
+            *shared.in_line.lock().entry(ino).or_default() += 1;
             let record = node.known(ino).ok().flatten();
             if let Some(record) = record.filter(|record| record.attr.kind == FileKind::Regular) {
                 let mut written = shared.written.lock();
@@ -359,8 +362,9 @@ impl Writeback {
         if record.queued.is_none() || self.keeps_hidden(record) {
             return 0;
         }
-        // What it was at the call is there. Of a file that is mapped nobody may ever say that it is in line.
-        if sweep.shared.in_line.lock().contains(&record.ino) {
+        // What it was at the call is there, unless it had to make way for another one since. Of a file that
+        // is mapped it may never be said that it stays in line.
+        if sweep.shared.in_line.lock().get(&record.ino).is_some_and(|turns| *turns >= MAX_TURNS) {
             return 0;
         }
         if self.rights.is_others_work(record) {
