@@ -777,4 +777,14 @@ impl Record {
         self.attr.mtime = now;
         self.attr.ctime = now;
     }
+
+    /// As [`Record::entries_changed`], by others, at a time that may have passed: a time that a program
+    /// has set here since stays. Says whether nothing was changed here since.
+    fn entries_changed_by_others(&mut self, at: Timestamp) -> bool {
+        let is_later = at > self.attr.ctime;
+        if is_later {
+            self.entries_changed(at);
+        }
+        is_later
+    }
 }

@@ -355,6 +355,8 @@ impl Node {
         spill.set_len(size)?;
         spill.file().set_times(None, Some(stat.mtime))?;
         spill.sync(false)?;
+        // It may have been.
+        self.residency.note_acknowledged(record.ino)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = size;
             record.attr.mtime = stat.mtime;
