@@ -169,8 +169,9 @@ impl Node {
         self.residency.passthrough_refusal().is_none()
             && place.presence.is_none()
             && (!self.meta.is_surely_kept(file.ino)
-                || (!place.dirty.load(Ordering::Acquire) || place.headers.unsynced().is_some())
-                    && place.object.len().is_ok_and(|len| len > 0))
+                || !place.dirty.load(Ordering::Acquire)
+                || place.headers.unsynced().is_some())
+            && place.object.len().is_ok_and(|len| len > 0)
     }
 
     /// A handle that may write keeps the file on this node for as long as it lives.
