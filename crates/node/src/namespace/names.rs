@@ -413,7 +413,18 @@ impl Node {
             }
         }
         let replacing = match flags.exchange {
-            true => Replacing::default(),
+            true => {
+                // Each goes on from the name that it may have taken from another file, unsynced.
+                for (record, at) in
+                    [(Some(&source), (to_dir, to)), (target.as_ref(), (from_dir, from))]
+                {
+                    if let Some(record) = record {
+                        let at = Link::new(at.0, at.1);
+                        self.residency.begin_replacing(context, record, None, &at)?;
+                    }
+                }
+                Replacing::default()
+            }
             false => {
                 let at = Link::new(to_dir, to);
                 self.residency.begin_replacing(context, &source, target.as_deref(), &at)?
