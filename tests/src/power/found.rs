@@ -24,7 +24,9 @@ pub fn all() -> Vec<Case> {
     }
     for passthrough in ["off", "readwrite"] {
         for cut in [TIERS, &DISKS] {
-            cases.push(exchanged_after_a_replacement(passthrough, cut));
+            let mut case = exchanged_after_a_replacement(passthrough, cut);
+            case.always = passthrough == "readwrite" && cut == TIERS;
+            cases.push(case);
         }
     }
     cases.push(written_back_in_place());
