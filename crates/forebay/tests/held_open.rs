@@ -143,12 +143,15 @@ fn file_written_and_synced_on_a_mount_when_others_do_anything_to_it_below_then_i
     });
 }
 
+/// Runs a program with arguments: its exit code and what it prints.
+type Command<'a> = dyn Fn(&str, &[&str]) -> (i32, String) + 'a;
+
 /// What a program sees of a directory that was removed while it is in it, in words that are the same
 /// wherever it lies.
 fn seen_in_a_removed_directory(
     dir: &OwnedFd,
     removed: &Path,
-    command: &dyn Fn(&str, &[&str]) -> (i32, String),
+    command: &Command<'_>,
 ) -> Vec<String> {
     let mut seen = Vec::new();
     let mut say = |what: &str, outcome: String| seen.push(format!("{what}: {outcome}"));
@@ -218,13 +221,20 @@ fn seen_in_a_removed_directory(
             |()| "granted".into(),
         ),
     );
-    // Programs that begin in it.
+    seen.extend(seen_by_programs(dir, removed, command));
+    seen
+}
+
+/// The same of programs that begin in it.
+fn seen_by_programs(dir: &OwnedFd, removed: &Path, command: &Command<'_>) -> Vec<String> {
+    let mut seen = Vec::new();
     let place = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
     for program in
         ["ls -a .", "ls -ld . | cut -c 1-12", "stat -c %F:%h .", "test -d . && echo a directory"]
     {
         let (code, text) = command("sh", &["-c", &format!("cd {place} && {program}")]);
-        say(program, format!("{code} {}", text.replace(&*removed.to_string_lossy(), "")));
+        let text = text.replace(&*removed.to_string_lossy(), "");
+        seen.push(format!("{program}: {code} {text}"));
     }
     seen
 }
@@ -264,8 +274,7 @@ fn directory_that_is_removed_on_the_mount_while_it_is_open_then_is_as_a_native_o
             let (code, text) = site.run(&["sync", "--quiet", &site.text("mnt")]);
             assert_eq!(code, 0, "{text}");
         };
-        let ways: [(&str, &dyn Fn(&Path)); 2] = [("removed", &removed), ("replaced", &replaced)];
-        for (how, gone) in ways {
+        for (how, gone) in [("removed", &removed as &dyn Fn(&Path)), ("replaced", &replaced)] {
             for (known, forgotten) in [(false, false), (true, false), (false, true), (true, true)] {
                 let name = format!("{how}-{known}-{forgotten}");
                 let seen = |root: &Path, is_mount: bool| {

@@ -424,11 +424,10 @@ fn write_at(path: &Path, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all_at(bytes, offset)
 }
 
-#[test]
-fn request_answered_at_its_time_limit_when_the_store_goes_on_then_what_came_later_stays() {
+fn late_requests() -> Vec<Late> {
     const ALL: &[Operation] = &[];
     const LOOKS: &[Operation] = &[Operation::Stat, Operation::List];
-    let cases = [
+    vec![
         Late {
             what: "write",
             hang: ALL,
@@ -484,8 +483,12 @@ fn request_answered_at_its_time_limit_when_the_store_goes_on_then_what_came_late
             },
             wanted: (&[b'n'; 1000], 1000),
         },
-    ];
-    for case in cases {
+    ]
+}
+
+#[test]
+fn request_answered_at_its_time_limit_when_the_store_goes_on_then_what_came_later_stays() {
+    for case in late_requests() {
         let limit = Duration::from_secs(1);
         let Some((lab, stuck)) = Lab::with_stuck_backing_of(limit, |config| {
             // Names are looked at below each time.

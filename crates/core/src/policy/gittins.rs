@@ -466,8 +466,8 @@ mod tests {
             let mut alive = f64::from(entered) + 0.01;
             for at in 0..100 {
                 let (mut uses, mut waited, mut left, mut best) = (0.0, 0.0, alive, 0.0f64);
-                for until in at..BUCKETS - 1 {
-                    let now = f64::from(reused[until]);
+                for (until, now) in reused.iter().enumerate().take(BUCKETS - 1).skip(at) {
+                    let now = f64::from(*now);
                     left -= now;
                     uses += now;
                     waited += (youngest(until + 1) - youngest(until)) * (left + now / 2.0);
@@ -491,7 +491,7 @@ mod tests {
     #[test]
     fn scan_beside_what_is_used_often_then_the_scan_displaces_nothing() {
         let mut cache = cache(100);
-        let mixed = |at: u64| if at % 2 == 0 { mix(at) % 90 } else { 1_000 + at };
+        let mixed = |at: u64| if at.is_multiple_of(2) { mix(at) % 90 } else { 1_000 + at };
         hits(&mut cache, (0..20_000).map(mixed));
         let hits = hits(&mut cache, (20_000..30_000).map(mixed));
         assert!(hits >= 4_900, "{hits} of 5,000");

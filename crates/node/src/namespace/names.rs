@@ -402,7 +402,9 @@ impl Node {
         self.given_up.check(context)?;
         let (stands, at) = (Link::new(from_dir, from), Link::new(to_dir, to));
         let replacing = match (flags.exchange, target.as_deref()) {
-            (true, Some(other)) => self.begin_exchange(context, (&source, &at), (other, &stands))?,
+            (true, Some(other)) => {
+                self.begin_exchange(context, (&source, &at), (other, &stands))?
+            }
             (_, target) => self.begin_replacing(context, &source, target, &at)?,
         };
         let leaving = target.as_ref().filter(|_| !flags.exchange);

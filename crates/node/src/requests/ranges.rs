@@ -303,7 +303,8 @@ impl Node {
         while done < length {
             let want = buffer.len().min(usize::try_from(length - done).unwrap_or(PIECE));
             let piece = &mut buffer[..want];
-            let copied = self.copy_piece(context, (from_fh, from_offset), (to_fh, to_offset), piece);
+            let copied =
+                self.copy_piece(context, (from_fh, from_offset), (to_fh, to_offset), piece);
             let written = match copied {
                 // What was copied before is, and the program is told how much that was.
                 Err(_) if done > 0 && self.given_up.check(context).is_ok() => break,
