@@ -458,6 +458,16 @@ impl Residency {
             Queue::Yes
         })?;
         fail_at!("node.spill.noted");
+        if location.place.as_ref().is_some_and(|place| place.presence.is_none())
+            && self
+                .meta
+                .get(file.ino)
+                .is_ok_and(|now| now.backing.fingerprint.or(now.backing.pending).is_some())
+        {
+            // All of the file was in the object until now. A start that finds less of it there, and knows
+            // of no spill file, would take the rest from an older version.
+            self.meta.sync()?;
+        }
         location.base = file.spilled_to(spill.clone());
         Ok(spill)
     }
