@@ -17,6 +17,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -58,6 +60,21 @@ impl ClusterSecret {
         let filled = SystemRandom::new().fill(&mut bytes);
         filled.map_err(|_| Error::Settings("the system gives no random bytes".into()))?;
         Ok(ClusterSecret(bytes))
+    }
+
+    /// The secret that a file has.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] if the file can't be read, or if others than its owner can read it; if it is
+    /// too short.
+    pub fn read(path: &Path) -> Result<ClusterSecret> {
+        let failed = |error: std::io::Error| Error::Settings(error.to_string());
+        let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
+        if mode & 0o077 != 0 {
+            let why = "others can read it, who would count as nodes; chmod 600";
+            return Err(Error::Settings(why.into()));
+        }
+        ClusterSecret::new(&std::fs::read(path).map_err(failed)?)
     }
 
     /// The secret's bytes, to be written down.

@@ -125,6 +125,9 @@ pub enum Command {
     /// Keeps a task that can be migrated
     #[command(hide = true)]
     RunTask(run::RunTaskArgs),
+    /// Has a task of another node
+    #[command(hide = true)]
+    HostTask(run::HostTaskArgs),
     /// Sends notices of a daemon to the kernel
     #[command(hide = true)]
     Notices {

@@ -1,0 +1,138 @@
+//! What daemons do for tasks that go from one node to another: the one asks, the other starts the
+//! process that will have the task.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use super::launch;
+use crate::config::{ClusterSettings, MountConfig};
+use crate::control::{ControlError, ControlResult, ErrorKind, TaskHost};
+
+/// Bytes of the token that says for which task a connection is.
+const TOKEN_BYTES: usize = 16;
+
+/// What the node says that is to host a task.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    port: u16,
+    token: String,
+}
+
+/// Asks another node, by `ask`, to get ready for a task. `reach` is where it listens for other nodes.
+pub fn ask(
+    cluster: Option<&ClusterSettings>,
+    reach: &str,
+    ask: &dyn Fn(Vec<u8>) -> ControlResult<Vec<u8>>,
+) -> ControlResult<TaskHost> {
+    let unsupported = |why: &str| ControlError::new(ErrorKind::Unsupported, why);
+    let secret = cluster.and_then(|cluster| cluster.secret.clone()).ok_or_else(|| {
+        unsupported("tasks go only to nodes that know each other: mount with --cluster-secret")
+    })?;
+    let host = host_of(reach).ok_or_else(|| {
+        unsupported("tasks go only to nodes that are reached by a host and a port")
+    })?;
+    let answer = ask(Vec::new())?;
+    let answer: ControlResult<Place> = serde_json::from_slice(&answer).map_err(|error| {
+        ControlError::new(ErrorKind::Failed, format!("the node's answer makes no sense: {error}"))
+    })?;
+    let place = answer?;
+    Ok(TaskHost {
+        at: format!("{host}:{}", place.port),
+        token: place.token,
+        secret: secret.into(),
+        other_secret: cluster.and_then(|cluster| cluster.other_secret.clone()).map(Into::into),
+    })
+}
+
+/// The host of `scheme://host:port`.
+fn host_of(reach: &str) -> Option<&str> {
+    let (scheme, at) = reach.split_once("://")?;
+    let (host, _) = at.rsplit_once(':')?;
+    ["tcp", "quic"].contains(&scheme).then_some(host)
+}
+
+/// Another node asks for it: starts the process that will have its task, and says where it waits.
+pub fn answer(config: &MountConfig) -> Vec<u8> {
+    let answer: ControlResult<Place> = start(config);
+    // Both are made of what JSON has.
+    serde_json::to_vec(&answer).unwrap_or_default()
+}
+
+fn start(config: &MountConfig) -> ControlResult<Place> {
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
+        ControlError::new(ErrorKind::Failed, format!("{what}: {error}"))
+    };
+    let cluster = config.cluster.as_ref();
+    let settings = cluster.and_then(|cluster| Some((cluster, cluster.listen.as_deref()?)));
+    let given = settings.and_then(|(cluster, listen)| {
+        Some((cluster, host_of(listen)?, cluster.secret.as_deref()?))
+    });
+    let (cluster, host, secret) = given.ok_or_else(|| {
+        ControlError::new(ErrorKind::Unsupported, "it is not reached by a host and a port")
+    })?;
+    let token = token().map_err(|error| failed("/dev/urandom", &error))?;
+    let program = launch::program().map_err(|error| failed("starting a process", &error))?;
+    let mut command = Command::new(program);
+    command.arg("host-task").arg("--mount").arg(&config.mountpoint);
+    command.arg("--listen").arg(host).arg("--secret").arg(secret);
+    if let Some(other) = &cluster.other_secret {
+        command.arg("--other-secret").arg(other);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).current_dir(PathBuf::from("/"));
+    // SAFETY: what runs between fork and exec makes system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            // It outlives the daemon, and keeps nothing of it open.
+            libc::setsid();
+            let on_exec = libc::CLOSE_RANGE_CLOEXEC;
+            libc::syscall(libc::SYS_close_range, 3, u32::MAX, on_exec);
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().map_err(|error| failed("starting a process", &error))?;
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    let reap = move || drop(child.wait());
+    let _ = std::thread::Builder::new().name("host-task".into()).spawn(reap);
+    if let Some(mut stdin) = stdin {
+        let told = writeln!(stdin, "{token}");
+        told.map_err(|error| failed("the process that would have the task", &error))?;
+    }
+    let mut line = String::new();
+    if let Some(stdout) = stdout {
+        let read = BufReader::new(stdout).take(1024).read_line(&mut line);
+        read.map_err(|error| failed("the process that would have the task", &error))?;
+    }
+    match line.trim().parse() {
+        Ok(port) => Ok(Place { port, token }),
+        Err(_) if line.is_empty() => Err(ControlError::new(
+            ErrorKind::Failed,
+            "the process that would have the task ended at once; the daemon's log says why",
+        )),
+        Err(_) => Err(ControlError::new(ErrorKind::Unsupported, line.trim())),
+    }
+}
+
+fn token() -> std::io::Result<String> {
+    let mut bytes = [0; TOKEN_BYTES];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_when_of_an_address_then_without_port_and_only_of_ways_with_hosts() {
+        assert_eq!(host_of("tcp://n7:4711"), Some("n7"));
+        assert_eq!(host_of("quic://[::1]:9"), Some("[::1]"));
+        assert_eq!(host_of("unix:/run/f"), None);
+        assert_eq!(host_of("mpi://3:1"), None);
+        assert_eq!(token().unwrap().len(), 2 * TOKEN_BYTES);
+        assert_ne!(token().unwrap(), token().unwrap());
+    }
+}
