@@ -68,7 +68,7 @@ fn task_when_it_cannot_be_dumped_or_restored_then_it_goes_on_where_it_was() {
         assert_eq!(code, 1, "{command}: {text}");
         assert!(text.contains("the task goes on where it was"), "{command}: {text}");
         bed.go(step);
-        let enough = || bed.lines(0) > (step + 1) * 4000;
+        let enough = || bed.lines(0) > (step + 1) * LINES;
         assert!(wait_for(Duration::from_secs(60), enough), "after {command} it stands still");
     }
     put(&real);

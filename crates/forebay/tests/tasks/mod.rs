@@ -34,13 +34,16 @@ pub fn can_migrate() -> Option<PathBuf> {
     if can_cluster() { criu() } else { None }
 }
 
+/// Lines that a step writes.
+pub const LINES: usize = 1000;
+
 /// Computes and writes in steps: each begins when its file is there.
 const STEPS: &str = r#"
 cd "$1" && h=1 && i=0 && step=0
 exec 3>>out
 while [ $step -lt $2 ]; do
     until [ -e go.$step ]; do sleep 0.02; done
-    step=$((step + 1)) end=$((step * 4000))
+    step=$((step + 1)) end=$((step * 1000))
     while [ $i -lt $end ]; do
         h=$(((h * 1103515245 + i) % 2147483648)) i=$((i + 1))
         echo $i $h >&3
