@@ -1,12 +1,16 @@
 //! `forebay migrate` to another node: tasks that go over the network, by the real CRIU.
 
+mod netbed;
 mod ring;
 mod site;
 mod tasks;
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use netbed::Testbed;
 use rustix::process::Signal;
 use site::*;
 use tasks::*;
@@ -206,4 +210,53 @@ fn task_when_it_writes_to_what_the_node_has_not_then_refused_and_goes_on() {
     }
     bed.go(0);
     assert_eq!(end_of(task).0, Some(7));
+}
+
+#[test]
+fn task_on_a_node_when_the_network_is_cut_then_it_ends_there_and_its_run_fails() {
+    let Some(criu) = can_migrate() else { return };
+    let options = ["--", "--writeback", "evict", "--host-tasks", "on"];
+    let Some(mut bed) = Testbed::up(&options) else { return };
+    bed.env = Some(("FOREBAY_CRIU", criu.clone()));
+    bed.tell(&["mount", "1"]);
+    bed.tell(&["mount", "2"]);
+    let forebay = env!("CARGO_BIN_EXE_forebay");
+    let mount = |node: usize| bed.mounts()[node - 1].to_str().unwrap().to_owned();
+    let (here, there) = (mount(1), mount(2));
+    // So that whatever of it is left is seen.
+    let ticks = "exec 3>>\"$1/out\"; while :; do echo tick >&3; sleep 0.1; done";
+    let run = ["run", "--migratable", "--name", "t", "--mount", &here, "--", "sh", "-c", ticks];
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "200"]).arg(netbed::SCRIPT).args(["run", "1", forebay]).args(run);
+    command.args(["ticks", &here]).env("TESTBED_DIR", bed.dir()).env("FOREBAY_CRIU", &criu);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let task = Running(command.spawn().unwrap());
+    let began = || Path::new(&here).join("out").exists();
+    assert!(wait_for(LIMIT, began), "the task does not begin");
+    let (code, text) = bed.run(&["run", "2", forebay, "cluster", "status", "--json", &there]);
+    assert_eq!(code, 0, "{text}");
+    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let number = status["this"].to_string();
+    let (code, text) = bed.run(&["run", "1", forebay, "migrate", "t", &number, "--json"]);
+    assert_eq!(code, 0, "{text}");
+    let tasks = || {
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let of_task = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let net = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
+            line.split(|byte| *byte == 0).any(|word| word == b"ticks")
+                && line.windows(here.len()).any(|part| part == here.as_bytes())
+                && net(&pid.to_string()) != net("self")
+                && line.starts_with(b"sh\0")
+        };
+        pids.filter(of_task).count()
+    };
+    assert_eq!(tasks(), 1);
+    bed.tell(&["cut", "2"]);
+    let (code, _, err) = end_of(task);
+    assert_eq!(tasks(), 0, "its run has ended, and it runs");
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains(&format!("the task was at node {number}")), "{err}");
+    bed.tell(&["heal"]);
 }

@@ -83,7 +83,7 @@ pub enum Command {
     /// Show the jobs of `forebay run`: which run, since when, which have ended and how
     #[command(long_about = help::JOBS, after_long_help = help::JOBS_EXAMPLES)]
     Jobs(run::JobsArgs),
-    /// Have a running task go on at another mount of its files
+    /// Have a running task go on at another node, or at another mount of its files
     #[command(long_about = help::MIGRATE, after_long_help = help::MIGRATE_EXAMPLES)]
     Migrate(run::MigrateArgs),
     /// Record and show which pieces of which files tasks read and write
