@@ -178,7 +178,7 @@ impl Outgoing {
 
 impl Incoming {
     /// The next frame; `UnexpectedEof` says that the other side is gone.
-    pub fn next(&mut self) -> io::Result<Frame> {
+    pub fn hear(&mut self) -> io::Result<Frame> {
         let mut head = [0; HEAD];
         self.fill(&mut head)?;
         let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
@@ -296,12 +296,12 @@ mod tests {
             out.print(Stream::Out, b"").unwrap();
         });
         let (_out, mut incoming) = ways(accept(&*listener).unwrap().unwrap()).unwrap();
-        assert_eq!(incoming.next().unwrap(), Frame::Message(Message::Signal(15)));
-        assert_eq!(incoming.next().unwrap(), Frame::Piece(vec![9; MAX_PIECE]));
-        assert_eq!(incoming.next().unwrap(), Frame::Print(Stream::Err, b"x".to_vec()));
-        assert_eq!(incoming.next().unwrap(), Frame::Print(Stream::Out, vec![]));
+        assert_eq!(incoming.hear().unwrap(), Frame::Message(Message::Signal(15)));
+        assert_eq!(incoming.hear().unwrap(), Frame::Piece(vec![9; MAX_PIECE]));
+        assert_eq!(incoming.hear().unwrap(), Frame::Print(Stream::Err, b"x".to_vec()));
+        assert_eq!(incoming.hear().unwrap(), Frame::Print(Stream::Out, vec![]));
         there.join().unwrap();
-        assert!(incoming.next().is_err());
+        assert!(incoming.hear().is_err());
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
         let there = std::thread::spawn(move || {
             // With TLS 1.3 whoever connects may hear only afterwards that he was refused.
             let wire = connect(&at, &theirs, None);
-            wire.is_err() || ways(wire.unwrap()).unwrap().1.next().is_err()
+            wire.is_err() || ways(wire.unwrap()).unwrap().1.hear().is_err()
         });
         assert!(accept(&*listener).unwrap().is_none());
         assert!(there.join().unwrap());

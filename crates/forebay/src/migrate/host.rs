@@ -135,7 +135,7 @@ fn come_in(
                 }
             };
             let (out, mut incoming) = channel::ways(wire).map_err(Error::io("a connection"))?;
-            match incoming.next() {
+            match incoming.hear() {
                 Ok(Frame::Message(open @ Message::Open { .. })) if is_for(&open, token) => {
                     break Some((out, incoming, open));
                 }
@@ -172,7 +172,7 @@ fn check(settings: &Settings, seen: &Path) -> Result<(), Error> {
 /// Says why the task can't come, and waits until that was heard.
 fn refuse(out: &Outgoing, mut incoming: Incoming, error: &Error) -> Result<u8, Error> {
     let _ = out.say(&Message::Failed(told(error)));
-    while incoming.next().is_ok() {}
+    while incoming.hear().is_ok() {}
     Ok(1)
 }
 
@@ -187,7 +187,7 @@ fn hear(
 ) -> Result<(), Error> {
     let (events, forward) = (events.clone(), Arc::clone(forward));
     let run = move || loop {
-        let event = match incoming.next() {
+        let event = match incoming.hear() {
             Ok(Frame::Message(Message::Printed(bytes))) => {
                 forward.printed(bytes);
                 continue;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use super::body::Body;
+use super::body::{Body, Down};
 use super::channel::Written;
 use super::criu::Criu;
 use super::images::Images;
@@ -237,6 +237,28 @@ impl Keeper {
         })
     }
 
+    /// What a migration needs, while the task still runs.
+    fn set_out(&mut self, body: &mut Body, ask: &Ask) -> Result<Journey, Error> {
+        let target = self.target(&ask.target.0)?;
+        let criu = match (&self.place, &target) {
+            // What they have there they look for there.
+            (Place::Node { .. }, Place::Node { .. }) => None,
+            _ => Some(Criu::find().and_then(|criu| criu.check().map(|()| criu))?),
+        };
+        let mount = self.settings.mount.as_deref();
+        let below = mount.unwrap_or(Path::new("/")).to_owned();
+        let elsewhere = self.place.is_elsewhere() || target.is_elsewhere();
+        let bytes = body.look(&Route { mount, same_machine: !elsewhere }, &below)?;
+        let images = Images::make(ask.images.as_ref().map(WirePath::as_path), bytes)?;
+        let gate = Gate::new(&self.sink);
+        self.attempts += 1;
+        let host = match &target {
+            Place::Node { number, .. } => Some(self.reach(*number, &below, bytes, &gate)?),
+            _ => None,
+        };
+        Ok(Journey { target, criu, below, images, gate, host })
+    }
+
     /// The whole of a migration. Whatever fails, the task is where it was, and runs.
     fn migrate(
         &mut self,
@@ -244,43 +266,16 @@ impl Keeper {
         ask: &Ask,
         doing: &mut dyn FnMut(&str),
     ) -> Result<Moved, Error> {
-        let target = self.target(&ask.target.0)?;
-        let criu = match (&self.place, &target) {
-            // What they have there they look for there.
-            (Place::Node { .. }, Place::Node { .. }) => None,
-            _ => Some(Criu::find().and_then(|criu| criu.check().map(|()| criu))?),
-        };
         let Some(body) = slot.as_mut() else { return Err(ended()) };
-        let mount = self.settings.mount.clone();
-        let below = mount.as_deref().unwrap_or(Path::new("/"));
-        let elsewhere = self.place.is_elsewhere() || target.is_elsewhere();
-        let bytes =
-            body.look(&Route { mount: mount.as_deref(), same_machine: !elsewhere }, below)?;
-        let images = Images::make(ask.images.as_ref().map(WirePath::as_path), bytes)?;
-        let gate = Gate::new(&self.sink);
-        self.attempts += 1;
-        let host = match &target {
-            Place::Node { number, .. } => Some(self.reach(*number, below, bytes, &gate)?),
-            _ => None,
-        };
+        let mut journey = self.set_out(body, ask)?;
         doing("stopping the task and writing it down");
         let stopped = Instant::now();
-        let sending = host.as_ref().map(|host| host.send(images.dir())).transpose()?;
-        let down = body.write_down(criu.as_ref(), images.dir(), below);
-        let down = match down {
-            Ok(down) => down,
-            Err(error) => {
-                // Before the rest of the image would be sent.
-                drop(host);
-                return Err(Error::Failed(format!(
-                    "the task goes on where it was, it can't be written down: {error}"
-                )));
-            }
-        };
+        let (down, sending) = journey.write_down(body)?;
         let dumped = stopped.elapsed();
         doing("restoring it at the target");
+        let Journey { target, criu, images, gate, host, .. } = journey;
         let restored = match (host, sending) {
-            (Some(host), Some(sending)) => self.restore_there(host, sending, down.written()),
+            (Some(host), Some(sending)) => restore_there(host, sending, down.written()),
             _ => self.restore_here(criu.as_ref(), &images, down.written(), &target, &gate),
         };
         let new = match restored {
@@ -339,19 +334,6 @@ impl Keeper {
         Task::restore(criu, &image, &sink).map(Body::Here)
     }
 
-    /// The stopped task on another node: stopped, and told to go on. If this fails, that node never runs
-    /// it.
-    fn restore_there(
-        &self,
-        host: Remote,
-        sending: Sending,
-        written: &Written,
-    ) -> Result<Body, Error> {
-        host.restore(sending, written)?;
-        host.go()?;
-        Ok(Body::There(host))
-    }
-
     /// A node that is ready for the task.
     fn reach(&self, node: u16, seen: &Path, bytes: u64, gate: &Arc<Gate>) -> Result<Remote, Error> {
         let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
@@ -406,6 +388,43 @@ impl Keeper {
             crate::commands::warn(&format!("`forebay jobs` shows an old place: {error}"));
         }
     }
+}
+
+/// A migration on its way.
+struct Journey {
+    target: Place,
+    criu: Option<Criu>,
+    /// Where the task's files are, as it sees them.
+    below: PathBuf,
+    images: Images,
+    gate: Arc<Gate>,
+    host: Option<Remote>,
+}
+
+impl Journey {
+    /// Stops the task and writes it down; meanwhile the image goes to the node that waits for it. If that
+    /// fails, the task goes on.
+    fn write_down(&mut self, body: &mut Body) -> Result<(Down, Option<Sending>), Error> {
+        let dir = self.images.dir();
+        let sending = self.host.as_ref().map(|host| host.send(dir)).transpose()?;
+        match body.write_down(self.criu.as_ref(), dir, &self.below) {
+            Ok(down) => Ok((down, sending)),
+            Err(error) => {
+                // Before the rest of the image would be sent.
+                self.host = None;
+                Err(Error::Failed(format!(
+                    "the task goes on where it was, it can't be written down: {error}"
+                )))
+            }
+        }
+    }
+}
+
+/// The stopped task on another node: stopped, and told to go on. If this fails, that node never runs it.
+fn restore_there(host: Remote, sending: Sending, written: &Written) -> Result<Body, Error> {
+    host.restore(sending, written)?;
+    host.go()?;
+    Ok(Body::There(host))
 }
 
 fn hear_asks(listener: &std::os::unix::net::UnixListener, events: &Sender<Event>) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::channel::{self, Frame, Incoming, Message, Outgoing, Written};
 use super::task::{Printing, Sink, Stream};
 use super::transfer::{Arriving, Sending};
-use crate::control::TaskHost;
+use crate::control::{TaskHost, WirePath};
 use crate::error::Error;
 
 /// How long the other side may take to get ready, or to answer what needs no work.
@@ -56,7 +56,7 @@ impl Remote {
         sink: Arc<dyn Sink>,
         end: OnEnd,
     ) -> Result<Self, Error> {
-        let other = host.other_secret.as_ref().map(|path| path.as_path());
+        let other = host.other_secret.as_ref().map(WirePath::as_path);
         let wire = channel::connect(&host.at, host.secret.as_path(), other)?;
         let failed = || Error::io("talking to the node");
         let (out, incoming) = channel::ways(wire).map_err(failed())?;
@@ -214,7 +214,7 @@ fn unfit(what: &dyn std::fmt::Debug) -> Error {
 /// Reads what comes until the connection ends.
 fn hear(mut incoming: Incoming, frames: &SyncSender<Frame>, prints: &Prints, end: OnEnd) {
     let why = loop {
-        match incoming.next() {
+        match incoming.hear() {
             Ok(Frame::Print(stream, bytes)) => {
                 if prints.send((stream, bytes)).is_err() {
                     return;

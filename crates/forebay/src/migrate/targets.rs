@@ -51,7 +51,7 @@ fn choose(status: &ClusterStatus, name: &str) -> Result<Option<(u16, String)>, E
         |node: &&ClusterNode| number.map_or(node.host == name, |number| node.node == number);
     let lives = |node: &&ClusterNode| matches!(node.state, NodeState::Up | NodeState::Leaving);
     let found: Vec<&ClusterNode> = status.nodes.iter().filter(meant).collect();
-    let living: Vec<&ClusterNode> = found.iter().copied().filter(|node| lives(&node)).collect();
+    let living: Vec<&ClusterNode> = found.iter().copied().filter(|node| lives(node)).collect();
     match (&living[..], &found[..]) {
         ([node], _) if node.node == status.this => Ok(None),
         ([node], _) => Ok(Some((node.node, node.host.clone()))),
