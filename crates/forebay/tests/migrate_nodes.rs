@@ -33,7 +33,7 @@ fn left(bed: &Bed) -> Vec<i32> {
 
 #[test]
 fn task_when_it_goes_round_over_three_nodes_then_its_output_equals_that_of_a_run_that_stayed() {
-    const STEPS: usize = 10;
+    const STEPS: usize = 7;
     let Some(bed) = Bed::hosting(3) else { return };
     let task = bed.start_steps(STEPS);
     bed.wait_for_begin();

@@ -56,6 +56,21 @@ pub struct Opened {
     pub kind: Kind,
 }
 
+impl Opened {
+    /// Opens the file once more. One that was removed has no name, and what is opened by way of the
+    /// process is it. But a daemon whose inode goes by another number by now answers `ESTALE`, on which
+    /// the kernel looks a name up once more, and this is none: then it is opened by its name.
+    fn open_again(&self) -> io::Result<File> {
+        let refused = match File::open(format!("/proc/{}/fd/{}", self.pid, self.fd)) {
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => error,
+            opened => return opened,
+        };
+        let name = self.path.strip_prefix("/").unwrap_or(&self.path);
+        let named = File::open(Path::new(&format!("/proc/{}/root", self.pid)).join(name));
+        named.map_err(|_| refused)
+    }
+}
+
 /// A TCP connection of the tree: both ends as the kernel writes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -147,8 +162,7 @@ impl Tree {
             if only_written && !writable || !one.path.starts_with(below) {
                 continue;
             }
-            // A file that was removed has no name, and what is opened by way of the process is it.
-            let file = match File::open(format!("/proc/{}/fd/{}", one.pid, one.fd)) {
+            let file = match one.open_again() {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
