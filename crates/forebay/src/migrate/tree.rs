@@ -1,9 +1,11 @@
 //! What the kernel says of a process tree: its processes, what they have open, whom they talk to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -58,16 +60,33 @@ pub struct Opened {
 
 impl Opened {
     /// Opens the file once more. One that was removed has no name, and what is opened by way of the
-    /// process is it. But a daemon whose inode goes by another number by now answers `ESTALE`, on which
-    /// the kernel looks a name up once more, and this is none: then it is opened by its name.
+    /// process is it. But where another node has written the file, the kernel knows it by another number
+    /// now, and the daemon answers `ESTALE` for the old one, on which the kernel looks a name up once
+    /// more, and this is none: then it is opened by the name that it had, if that is still its own.
     fn open_again(&self) -> io::Result<File> {
         let refused = match File::open(format!("/proc/{}/fd/{}", self.pid, self.fd)) {
             Err(error) if error.raw_os_error() == Some(libc::ESTALE) => error,
             opened => return opened,
         };
-        let name = self.path.strip_prefix("/").unwrap_or(&self.path);
-        let named = File::open(Path::new(&format!("/proc/{}/root", self.pid)).join(name));
-        named.map_err(|_| refused)
+        let inode = self.inode();
+        let named = |name: &[u8]| {
+            let name = Path::new(OsStr::from_bytes(name));
+            let name = name.strip_prefix("/").unwrap_or(name);
+            let file =
+                File::open(Path::new(&format!("/proc/{}/root", self.pid)).join(name)).ok()?;
+            (inode.is_some() && file.metadata().ok().map(|found| found.ino()) == inode)
+                .then_some(file)
+        };
+        let path = self.path.as_os_str().as_bytes();
+        // So says the kernel of the old one, too.
+        let without = path.strip_suffix(b" (deleted)");
+        named(path).or_else(|| named(without?)).ok_or(refused)
+    }
+
+    /// The inode that the descriptor is of, without asking the file system.
+    fn inode(&self) -> Option<u64> {
+        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{}", self.pid, self.fd)).ok()?;
+        info.lines().find_map(|line| line.strip_prefix("ino:"))?.trim().parse().ok()
     }
 }
 
