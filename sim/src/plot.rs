@@ -46,7 +46,7 @@ const DASHES: [&str; 3] = ["none", "6 3", "2 3"];
 
 /// What charts show again and again, and the colours of each: a policy looks the same in all of them,
 /// and so does what moves tasks, shares pages or plans streams.
-const KNOWN: [(&str, usize, usize); 27] = [
+const KNOWN: [(&str, usize, usize); 28] = [
     ("lru", 0, 0),
     ("s3fifo", 1, 0),
     ("sieve", 2, 0),
@@ -64,6 +64,7 @@ const KNOWN: [(&str, usize, usize); 27] = [
     ("belady-size", 0, 2),
     ("heuristic-printed", 1, 2),
     ("clock2q+", 2, 2),
+    ("gittins", 3, 2),
     ("none", 6, 0),
     ("no", 6, 0),
     ("static", 0, 0),

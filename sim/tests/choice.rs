@@ -66,10 +66,23 @@ fn clock2q_on_every_kind_then_below_s3fifo_in_the_mean() {
 }
 
 #[test]
+fn gittins_on_every_kind_then_below_every_classical_policy_in_the_mean() {
+    for (files, requests) in [(400, 12_000), (2_000, 60_000)] {
+        let gittins = over_lru("gittins", files, requests);
+        println!("{files} files: gittins {gittins:.4}");
+        assert!(gittins <= 0.91, "{files} files: {gittins}");
+        for other in ["sieve", "s3fifo", "arc", "wtinylfu", "clock2q+"] {
+            let over = over_lru(other, files, requests);
+            assert!(gittins <= 0.98 * over, "{files} files: {gittins}, {other} {over}");
+        }
+    }
+}
+
+#[test]
 fn auto_on_every_kind_then_well_below_lru_and_never_a_percent_above() {
     for (files, requests) in [(400, 12_000), (2_000, 60_000)] {
         let (mean, worst, best) = compared(files, requests, 1..4);
         assert!(worst <= 1.01, "{files} files: {worst}");
-        assert!(mean <= 0.91 && mean <= best + 0.03, "{files} files: {mean}, best {best}");
+        assert!(mean <= 0.89 && mean <= best + 0.03, "{files} files: {mean}, best {best}");
     }
 }

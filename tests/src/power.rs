@@ -6,7 +6,9 @@
 //! names, attributes and lengths are lost independently, as far as the file system lets them.
 
 mod cases;
+mod found;
 mod oracle;
+mod product;
 mod site;
 mod work;
 
@@ -16,9 +18,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use cases::{Case, When};
 use oracle::{BLOCK, Below, Oracle};
-use site::{DISKS, MountSettings, Site};
-use work::{LARGE_BLOCKS, Op};
+use site::{Layout, MountSettings, Site};
+use work::{Held, LARGE_BLOCKS, Op};
 
 use crate::failure::{Failure, Outcome};
 use crate::os;
@@ -73,6 +76,8 @@ struct Tally {
     steps: u64,
     wrong: Vec<String>,
     conflicts: usize,
+    /// Cases that this kernel is too old for.
+    impossible: usize,
     /// What was cut, of late.
     cut_lately: std::collections::VecDeque<String>,
 }
@@ -84,35 +89,72 @@ struct Run {
     oracles: Vec<Oracle>,
     stamp: u64,
     settings: MountSettings,
+    layout: Layout,
     tally: Tally,
 }
 
-/// Cuts the power once after each of a number of things that were once forgotten, or after `most` of them.
-/// The seed chooses which, the file systems, and whether the daemon ends before the power does.
-pub fn known_cases(seed: u64, most: usize) -> Outcome {
+/// Which of the directed cases are tried.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// As many, drawn by the seed, besides those that are tried each time.
+    pub most: usize,
+    /// Only those whose description contains all of these words, each of them, and no others.
+    pub only: Vec<String>,
+}
+
+/// Cuts the power once after each of a number of things that were once forgotten, or could be. The seed
+/// chooses which, the file systems, and whether the daemon ends before the power does. Each case has disks
+/// of its own.
+pub fn known_cases(seed: u64, choice: &Choice) -> Outcome {
     let mut random = Random::new(seed);
-    let mut run = Run::new(&mut random)?;
-    println!("seed {seed}: {}", run.site.kinds());
     let cases = cases::all();
-    let (mut left, mut wanted) = (cases.len(), most.min(cases.len()));
-    for case in cases {
+    let is_meant = |case: &Case| choice.only.iter().all(|word| case.told().contains(word.as_str()));
+    let mut chosen: Vec<_> = cases.into_iter().filter(is_meant).collect();
+    ensure!(!chosen.is_empty(), "no case has {:?}", choice.only);
+    let is_asked_for = !choice.only.is_empty();
+    let mut left = chosen.iter().filter(|case| is_asked_for || !case.always).count();
+    let mut wanted = choice.most.min(left);
+    chosen.retain(|case| {
+        if case.always && !is_asked_for {
+            return true;
+        }
         let is_drawn = random.below(left as u64) < wanted as u64;
         left -= 1;
-        if !is_drawn {
-            continue;
-        }
-        wanted -= 1;
+        wanted -= usize::from(is_drawn);
+        is_drawn
+    });
+    println!("seed {seed}: {} cases", chosen.len());
+    let mut tally = Tally::default();
+    for case in chosen {
+        let began = Instant::now();
+        let told = case.told();
+        let mut run = Run::new(&mut random, case.layout)?;
+        run.tally = tally;
+        println!("{}: {told}; {}", run.tally.cuts + 1, run.site.kinds());
         if let Err(failure) = run.case(case) {
-            run = run.anew(&failure, &mut random)?;
+            match failure {
+                Failure::Skipped(why) => {
+                    println!("not possible here: {why}");
+                    run.tally.impossible += 1;
+                }
+                failure @ Failure::Failed(_) => run.failed(&failure),
+            }
+        }
+        println!("{:.1?}", began.elapsed());
+        tally = std::mem::take(&mut run.tally);
+        if tally.wrong.len() >= MAX_FINDINGS {
+            break;
         }
     }
-    run.tally.report()
+    tally.report()
 }
 
 /// Cuts the power `cuts` times.
 pub fn run(seed: u64, cuts: usize) -> Outcome {
     let mut random = Random::new(seed);
-    let mut run = Run::new(&mut random)?;
+    // One run in four is as most mounts are.
+    let layout = if random.one_in(4) { Layout::Default } else { Layout::Apart };
+    let mut run = Run::new(&mut random, layout)?;
     println!("seed {seed}: {}", run.site.kinds());
     let began = Instant::now();
     let mut left = cuts;
@@ -130,17 +172,17 @@ pub fn run(seed: u64, cuts: usize) -> Outcome {
 
 impl Tally {
     fn report(&self) -> Outcome {
-        let Tally { cuts, steps, wrong, conflicts, .. } = self;
+        let Tally { cuts, steps, wrong, conflicts, impossible, .. } = self;
         println!("{cuts} cuts, {steps} steps acknowledged; {} findings", wrong.len());
-        println!("{conflicts} conflicts");
+        println!("{conflicts} conflicts; {impossible} cases not possible here");
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())
     }
 }
 
 impl Run {
-    fn new(random: &mut Random) -> Outcome<Self> {
-        let site = Site::new(random)?;
+    fn new(random: &mut Random, layout: Layout) -> Outcome<Self> {
+        let site = Site::new(random, layout)?;
         let mut oracles = vec![Oracle::default(); WORKERS];
         let mut stamp = 1 << 12;
         for (worker, oracle) in oracles.iter_mut().enumerate() {
@@ -154,18 +196,23 @@ impl Run {
         rustix::fs::syncfs(fs::File::open(site.path("backing"))?)?;
         let mut random = Random::new(random.bits());
         let settings = MountSettings::choose(&mut random);
-        Ok(Self { site, random, oracles, stamp, settings, tally: Tally::default() })
+        Ok(Self { site, random, oracles, stamp, settings, layout, tally: Tally::default() })
     }
 
-    /// Other disks, as nothing can be said of these any more.
-    fn anew(mut self, why: &Failure, random: &mut Random) -> Outcome<Self> {
+    /// Nothing can be said of these disks any more.
+    fn failed(&mut self, why: &Failure) {
         self.wrong(why.to_string());
         println!("{}", self.site.log());
         self.site.keep_logs(self.tally.cuts, "");
         self.tell_names();
-        let tally = std::mem::take(&mut self.tally);
+    }
+
+    /// Other disks, as nothing can be said of these any more.
+    fn anew(mut self, why: &Failure, random: &mut Random) -> Outcome<Self> {
+        self.failed(why);
+        let (tally, layout) = (std::mem::take(&mut self.tally), self.layout);
         drop(self);
-        Ok(Self { tally, ..Self::new(random)? })
+        Ok(Self { tally, ..Self::new(random, layout)? })
     }
 
     /// Mounts, cuts a number of times, and drains.
@@ -210,18 +257,78 @@ impl Run {
         self.tally.wrong.push(what);
     }
 
-    /// One of the known cases.
-    fn case(&mut self, case: cases::Case) -> Outcome {
-        println!("{}, passthrough {}", case.what, case.settings.passthrough);
-        self.settings = case.settings;
-        self.tally.cuts += 1;
+    /// One of the directed cases.
+    fn case(&mut self, case: Case) -> Outcome {
+        self.settings = case.settings.clone();
         self.site.mount(&self.settings)?;
-        let mut plans = vec![case.ops];
+        if self.settings.passthrough != "off"
+            && let (Some(why), _) = self.site.passthrough()?
+        {
+            return Err(Failure::Skipped(format!("no passthrough: {why}")));
+        }
+        self.tally.cuts += 1;
+        let mut plans = vec![case.ops.clone()];
         plans.resize(WORKERS, Vec::new());
-        self.cut_after(plans, Some(case.cut))?;
+        self.cut_after(plans, Some(&case))?;
         let seen = self.everything()?;
         self.site.drain()?;
-        self.compare_below(&seen)
+        self.compare_below(&seen)?;
+        self.ask_for_strangers(&seen)
+    }
+
+    /// After a drain the backing store has no file that nobody made: what was taken for a conflict before
+    /// was removed through the mount, and nobody else changes anything.
+    fn ask_for_strangers(&mut self, seen: &BTreeMap<String, Vec<u8>>) -> Outcome {
+        for worker in 0..WORKERS {
+            let home = self.site.path("backing/data").join(format!("worker{worker}"));
+            for entry in fs::read_dir(home)? {
+                let entry = entry?;
+                let path = format!("worker{worker}/{}", entry.file_name().to_string_lossy());
+                if entry.file_type()?.is_file() && !seen.contains_key(&path) {
+                    self.wrong(format!("{path} after a drain: nobody has made it"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all of a case is done, and it is what its description says.
+    fn wait_for(&self, case: &Case, progress: &Progress, child: &Child) -> Outcome {
+        let last = case.ops.len() as u64;
+        match &case.when {
+            When::AtTheEnd => {
+                let is_over = || progress.get(2) == last || child.has_ended();
+                eventually(WORKER_LIMIT, is_over);
+                let done = progress.get(2);
+                ensure!(
+                    done == last,
+                    "the case ends after {done} of {last} steps: {:?}",
+                    case.what
+                );
+            }
+            When::WhileWrittenBack { name } => {
+                ensure!(
+                    eventually(WORKER_LIMIT, || progress.get(1) == last || child.has_ended()),
+                    "the case does not come to its last step"
+                );
+                let file = fs::File::open(self.site.path("backing/data/worker0").join(name))?;
+                let first = || os::read_at(&file, 0, BLOCK).unwrap_or_default();
+                let before = first();
+                let deadline = Instant::now() + WORKER_LIMIT;
+                while first() == before && progress.get(2) < last {
+                    ensure!(Instant::now() < deadline, "{name} is not written back in time");
+                }
+                self.site.freeze()?;
+                ensure!(progress.get(2) < last, "{name} was written back too fast to be cut then");
+                self.site.cut(case.cut[0])?;
+                rustix::fs::fsync(&file)?;
+            }
+        }
+        if case.by_the_kernel {
+            let (_, opens) = self.site.passthrough()?;
+            ensure!(opens > 0, "the kernel has opened no file past the daemon: no such case");
+        }
+        Ok(())
     }
 
     /// One cut, and what is left.
@@ -240,36 +347,33 @@ impl Run {
         Ok(())
     }
 
-    /// A cut of these disks when all is done, or of any at any time.
-    fn cut_after(&mut self, plans: Vec<Vec<Op>>, at_the_end: Option<&[&'static str]>) -> Outcome {
+    /// A cut of a case's disks when it is ready, or of any at any time.
+    fn cut_after(&mut self, plans: Vec<Vec<Op>>, case: Option<&Case>) -> Outcome {
         let progress = Progress::new()?;
         let mut children = Vec::new();
         for (worker, plan) in plans.iter().enumerate() {
             let (home, progress) = (self.site.home(worker), &progress);
             children.push(Child::start(move || do_steps(&home, plan, progress, worker))?);
         }
-        let disks = match at_the_end {
-            Some(disks) => {
-                let done = || {
-                    plans
-                        .iter()
-                        .enumerate()
-                        .all(|(worker, plan)| progress.get(2 + 2 * worker) == plan.len() as u64)
-                };
-                eventually(WORKER_LIMIT, done);
-                disks.to_vec()
+        let (mut came_to_be, mut is_frozen) = (Ok(()), false);
+        let disks = match case {
+            Some(case) => {
+                came_to_be = self.wait_for(case, &progress, &children[0]);
+                is_frozen = case.when != When::AtTheEnd;
+                case.cut.to_vec()
             }
             None => {
                 std::thread::sleep(Duration::from_millis(self.random.between(10, 250)));
                 self.choose_disks()
             }
         };
-        let killed_first = self.random.one_in(2);
+        // A frozen daemon does nothing any more.
+        let killed_first = self.random.one_in(2) && !is_frozen;
         progress.end();
         if killed_first {
             self.site.kill();
         }
-        for disk in &disks {
+        for disk in disks.iter().skip(usize::from(is_frozen && came_to_be.is_ok())) {
             self.site.cut(disk)?;
         }
         if !killed_first {
@@ -283,6 +387,7 @@ impl Run {
                 End::Killed(signal) => self.wrong(format!("a worker died by signal {signal}")),
             }
         }
+        came_to_be?;
         let mut done_by = Vec::new();
         for (worker, plan) in plans.into_iter().enumerate() {
             let counts = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
@@ -345,11 +450,18 @@ impl Run {
     }
 
     fn choose_disks(&mut self) -> Vec<&'static str> {
+        let all = self.layout.disks();
+        if self.layout == Layout::Default {
+            return match self.random.below(4) {
+                0 | 1 => all.to_vec(),
+                _ => vec![*self.random.pick(all)],
+            };
+        }
         match self.random.below(8) {
-            0..=2 => DISKS.to_vec(),
+            0..=2 => all.to_vec(),
             3 => vec!["tier0", "tier1"],
             4 => vec!["tier0", "tier1", "state"],
-            one => vec![*self.random.pick(&DISKS[..if one == 5 { 4 } else { 2 }])],
+            one => vec![*self.random.pick(&all[..if one == 5 { 4 } else { 2 }])],
         }
     }
 
@@ -383,6 +495,11 @@ impl Run {
                     self.wrong(format!(
                         "{how}: worker{worker}/{name}: {why}; {done} done, {trail}"
                     ));
+                }
+                if let Some(mode) = found.and_then(|_| os::permissions(&path).ok())
+                    && let Some(why) = self.oracles[worker].found_mode(&name, mode)
+                {
+                    self.wrong(format!("{how}: worker{worker}/{name}: {why}"));
                 }
                 if remove {
                     fs::remove_file(&path)?;
@@ -424,12 +541,13 @@ fn remove_strays(home: &Path) -> Outcome<usize> {
 }
 
 fn do_steps(home: &Path, plan: &[Op], progress: &Progress, worker: usize) -> Outcome {
+    let mut held = Held::new();
     for (number, op) in plan.iter().enumerate() {
         if progress.has_ended() {
             return Ok(());
         }
         progress.set(1 + 2 * worker, number as u64 + 1);
-        let done = work::carry_out(home, op, &|| progress.has_ended());
+        let done = work::carry_out(home, op, &mut held, &|| progress.has_ended());
         if progress.has_ended() {
             return Ok(());
         }
@@ -437,6 +555,10 @@ fn do_steps(home: &Path, plan: &[Op], progress: &Progress, worker: usize) -> Out
             return Err(Failure::at(format_args!("step {number} {op:?}: {failure}")));
         }
         progress.set(2 + 2 * worker, number as u64 + 1);
+    }
+    // What is held stays open until the power fails.
+    if !held.is_empty() {
+        eventually(WORKER_LIMIT, || progress.has_ended());
     }
     Ok(())
 }

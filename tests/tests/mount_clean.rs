@@ -11,25 +11,91 @@ use forebay_tests::subject::{ForebayMount, MountOptions, NativeDir, Passthrough,
 use forebay_tests::{Failure, Outcome, fsx, model};
 use rustix::fs::{fsync, futimens, stat};
 
-/// Where tiers lie: on tmpfs and on a disk.
-const TIERS: [&str; 2] = ["/dev/shm", "/tmp"];
 const PAGE: usize = 4096;
+const MODES: [Passthrough; 3] = [Passthrough::Off, Passthrough::Read, Passthrough::ReadWrite];
+const TIER_BYTES: u64 = 256 << 20;
+
+/// Where tiers lie: a directory in memory, or an ext4 on a loop device.
+struct Place {
+    dir: PathBuf,
+    is_disk: bool,
+    _home: tempfile::TempDir,
+}
+
+impl Place {
+    fn in_memory() -> Self {
+        let home = tempfile::Builder::new().prefix("forebay-tier-").tempdir_in("/dev/shm").unwrap();
+        Self { dir: home.path().to_owned(), is_disk: false, _home: home }
+    }
+
+    /// Nothing where there can't be any.
+    fn ext4() -> Option<Self> {
+        if !os::is_root() {
+            eprintln!("no tier on ext4: that needs root");
+            return None;
+        }
+        let home = tempfile::Builder::new().prefix("forebay-ext4-").tempdir().unwrap();
+        let (image, dir) = (home.path().join("image"), home.path().join("disk"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(2 * TIER_BYTES).unwrap();
+        let steps: [(&str, &[&str], &[&Path]); 2] = [
+            ("mkfs.ext4", &["-q", "-F", "-b", "4096"], &[&image]),
+            ("mount", &["-o", "loop"], &[&image, &dir]),
+        ];
+        for (program, options, paths) in steps {
+            let done = std::process::Command::new(program).args(options).args(paths).output();
+            if !done.as_ref().is_ok_and(|output| output.status.success()) {
+                eprintln!("no tier on ext4: {program}: {done:?}");
+                return None;
+            }
+        }
+        Some(Self { dir, is_disk: true, _home: home })
+    }
+
+    /// All that there are here.
+    fn all() -> Vec<Self> {
+        [Self::in_memory()].into_iter().chain(Self::ext4()).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.is_disk {
+            return;
+        }
+        let plain = rustix::mount::UnmountFlags::empty();
+        for _ in 0..100 {
+            match rustix::mount::unmount(&self.dir, plain) {
+                Err(os::Errno::BUSY) => std::thread::sleep(Duration::from_millis(50)),
+                _ => return,
+            }
+        }
+        // A daemon that hangs has it: the kernel takes it apart when that ends.
+        let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.is_disk { "ext4" } else { "tmpfs" })
+    }
+}
 
 /// A mount, and the directory of its tier.
 fn mounted(
-    tier: &str,
+    place: &Place,
     passthrough: Passthrough,
     writeback: &str,
 ) -> (ForebayMount, tempfile::TempDir) {
-    let place = tempfile::Builder::new().prefix("forebay-tier-").tempdir_in(tier).unwrap();
+    let dir = tempfile::Builder::new().prefix("tier-").tempdir_in(&place.dir).unwrap();
     let options = MountOptions {
         passthrough: Some(passthrough),
         writeback: Some(writeback.into()),
-        tiers: vec![(place.path().join("tier"), 1 << 30)],
+        tiers: vec![(dir.path().join("tier"), TIER_BYTES)],
         ..MountOptions::default()
     };
     let mount = ForebayMount::new(options).unwrap_or_else(|error| panic!("{error}"));
-    (mount, place)
+    (mount, dir)
 }
 
 /// What is said of one path: whether it is clean, and its place in the backing store.
@@ -81,11 +147,20 @@ fn differing(mount: &ForebayMount, files: &[(PathBuf, Vec<u8>)]) -> Outcome {
     }
 }
 
+/// Each starts a command after each of its steps: together they would keep each other from their limits of
+/// time.
+static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[test]
 fn fsx_when_looked_at_after_every_step_then_clean_implies_equal() {
-    for tier in TIERS {
-        for passthrough in [Passthrough::Read, Passthrough::ReadWrite] {
-            let (mut mount, _place) = mounted(tier, passthrough, "20ms");
+    let _alone = alone();
+    for place in Place::all() {
+        for passthrough in MODES {
+            let (mut mount, _dir) = mounted(&place, passthrough, "20ms");
             let look = |index: usize, op: fsx::Op, path: &Path, content: &[u8]| {
                 if matches!(op, fsx::Op::Rest { .. }) && index.is_multiple_of(2) {
                     mount.sync(mount.mountpoint())?;
@@ -97,7 +172,7 @@ fn fsx_when_looked_at_after_every_step_then_clean_implies_equal() {
                 Ok(())
             };
             fsx::run_with(mount.dir(), seed_from_env("FOREBAY_SEED"), 500, 300_000, look)
-                .unwrap_or_else(|failure| panic!("{} on {tier}: {failure}", mount.name()));
+                .unwrap_or_else(|failure| panic!("{} on {place}: {failure}", mount.name()));
             mount.unmount().unwrap();
         }
     }
@@ -117,24 +192,42 @@ fn files_below(root: &Path, found: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
+/// Whether an operation of the model can change what is clean, or what clean bytes are.
+fn changes(op: model::Op) -> bool {
+    use model::Op::{Fstat, Readdir, Readlink, Stat, User};
+    !matches!(op, Fstat { .. } | Readdir { .. } | Readlink { .. } | Stat { .. } | User { .. })
+}
+
 #[test]
-fn model_when_looked_at_now_and_then_then_clean_implies_equal() {
-    const STEPS: usize = 20;
-    for tier in TIERS {
-        let (mut mount, _place) = mounted(tier, Passthrough::ReadWrite, "20ms");
-        let reference = NativeDir::on_disk().unwrap();
-        let look = |index: usize, _: model::Op, root: &Path| {
-            if !(index + 1).is_multiple_of(STEPS) {
-                return Ok(());
-            }
-            let mut files = Vec::new();
-            files_below(root, &mut files);
-            differing(&mount, &files)
-        };
-        let seed = seed_from_env("FOREBAY_SEED");
-        model::run_with(mount.dir(), reference.dir(), seed, 2000, look)
-            .unwrap_or_else(|failure| panic!("{} on {tier}: {failure}", mount.name()));
-        mount.unmount().unwrap();
+fn model_when_looked_at_after_every_step_then_clean_implies_equal() {
+    let _alone = alone();
+    for place in Place::all() {
+        for passthrough in MODES {
+            let (mut mount, _dir) = mounted(&place, passthrough, "20ms");
+            let reference = NativeDir::on_disk().unwrap();
+            let look = |index: usize, op: model::Op, root: &Path| {
+                if !changes(op) {
+                    return Ok(());
+                }
+                if index % 40 == 39 {
+                    // Much of it is clean from here on, and some is only in the backing store.
+                    mount.sync(mount.mountpoint())?;
+                }
+                let mut files = Vec::new();
+                files_below(root, &mut files);
+                differing(&mount, &files)?;
+                if index % 40 == 39
+                    && let Some((path, _)) = files.get(index / 40 % files.len().max(1))
+                {
+                    mount.evict(path)?;
+                }
+                Ok(())
+            };
+            let seed = seed_from_env("FOREBAY_SEED");
+            model::run_with(mount.dir(), reference.dir(), seed, 600, look)
+                .unwrap_or_else(|failure| panic!("{} on {place}: {failure}", mount.name()));
+            mount.unmount().unwrap();
+        }
     }
 }
 
@@ -165,8 +258,8 @@ fn kept(mount: &ForebayMount, path: &Path, content: &[u8]) {
 
 #[test]
 fn array_in_a_mapping_when_stored_into_after_loads_then_reaches_the_backing_store() {
-    for tier in TIERS {
-        let (mut mount, _place) = mounted(tier, Passthrough::ReadWrite, "5s");
+    for place in Place::all() {
+        let (mut mount, _dir) = mounted(&place, Passthrough::ReadWrite, "5s");
         // What others make later is not seen at once.
         put_old(&mount, "late", &pattern(1, 20 * PAGE));
         for late in [false, true] {
@@ -194,9 +287,9 @@ fn array_in_a_mapping_when_stored_into_after_loads_then_reaches_the_backing_stor
 
 #[test]
 fn write_when_its_times_are_put_back_then_reaches_the_backing_store() {
-    for tier in TIERS {
+    for place in Place::all() {
         for passthrough in [Passthrough::Off, Passthrough::ReadWrite] {
-            let (mut mount, _place) = mounted(tier, passthrough, "5s");
+            let (mut mount, _dir) = mounted(&place, passthrough, "5s");
             let mut content = pattern(2, 20 * PAGE);
             let path = resident(&mount, "file", &content);
             let fd = os::open(&path, OFlags::RDWR, 0).unwrap();
@@ -215,7 +308,9 @@ fn write_when_its_times_are_put_back_then_reaches_the_backing_store() {
 
 #[test]
 fn times_when_asked_for_right_after_a_store_into_a_mapping_then_have_moved() {
-    let (mut mount, _place) = mounted("/tmp", Passthrough::ReadWrite, "5s");
+    // tmpfs does not tell of each store.
+    let Some(place) = Place::ext4() else { return };
+    let (mut mount, _dir) = mounted(&place, Passthrough::ReadWrite, "5s");
     let content = pattern(3, 4 * PAGE);
     let path = resident(&mount, "file", &content);
     for round in 0..50_usize {
@@ -239,7 +334,8 @@ fn times_when_asked_for_right_after_a_store_into_a_mapping_then_have_moved() {
 
 #[test]
 fn allocation_beyond_all_room_then_no_space() {
-    let (mut mount, _place) = mounted("/dev/shm", Passthrough::ReadWrite, "5s");
+    let place = Place::in_memory();
+    let (mut mount, _dir) = mounted(&place, Passthrough::ReadWrite, "5s");
     let path = mount.dir().join("file");
     let fd = os::open(&path, OFlags::RDWR | OFlags::CREATE, 0o644).unwrap();
     let whole = rustix::fs::statvfs(mount.dir()).unwrap();

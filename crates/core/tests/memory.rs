@@ -83,10 +83,10 @@ fn names() -> impl Iterator<Item = &'static str> {
     NAMES.iter().copied().filter(|name| !matches!(*name, "portfolio" | "heuristic-printed"))
 }
 
-fn assert_small(name: &str, objects: u64) {
+fn assert_small(name: &str, objects: u64, most: f64) {
     let (_policy, held) = filled(name, objects, false);
     let each = held as f64 / objects as f64;
-    assert!(each <= 100.0, "{name}: {each:.1} bytes an object at {objects}");
+    assert!(each <= most, "{name}: {each:.1} bytes an object at {objects}");
 }
 
 /// With every object known. The references, two for each object, are not counted: they are the
@@ -104,7 +104,7 @@ fn assert_small_when_known(name: &str, objects: u64) {
 
 #[test]
 fn a_million_objects_then_at_most_a_hundred_bytes_each() {
-    names().for_each(|name| assert_small(name, 1_000_000));
+    names().for_each(|name| assert_small(name, 1_000_000, 100.0));
 }
 
 #[test]
@@ -115,10 +115,12 @@ fn a_million_known_objects_then_at_most_a_hundred_bytes_each() {
 }
 
 #[test]
-fn just_after_everything_has_grown_then_still_at_most_a_hundred_bytes_each() {
-    // Tables double at five eighths of a power of two; shadows of at most 2^15 objects count less
-    // the larger the tier is.
-    names().for_each(|name| assert_small(name, (1 << 17) / 8 * 5 + 1));
+fn just_after_everything_has_grown_then_at_most_a_hundred_bytes_each_and_auto_some_more() {
+    // Tables double at five eighths of a power of two. The shadows of `auto`, of at most 2^15 objects,
+    // count less the larger the tier is.
+    for name in names() {
+        assert_small(name, (1 << 17) / 8 * 5 + 1, if name == "auto" { 140.0 } else { 100.0 });
+    }
 }
 
 #[test]

@@ -207,7 +207,11 @@ fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, File
     match prepared {
         Ok(config) => Ok((config, pipe)),
         Err(error) => {
-            let _ = report(&mut pipe, error.exit(), error.to_string());
+            let told = report(&mut pipe, error.exit(), error.to_string());
+            if let (Ok(()), Ok(null)) = (told, File::options().write(true).open("/dev/null")) {
+                // Who waits at the pipe prints it.
+                let _ = rustix::stdio::dup2_stderr(&null);
+            }
             Err(error)
         }
     }

@@ -29,9 +29,12 @@ enum Damage {
     HeaderDeleted,
     HeaderFlipped,
     HeaderNewer,
+    HeaderUnreadable,
+    /// It says that a newer Forebay wrote it.
+    Newer,
 }
 
-const ALL: [Damage; 7] = [
+const ALL: [Damage; 9] = [
     Damage::Deleted,
     Damage::Halved,
     Damage::Flipped,
@@ -39,6 +42,8 @@ const ALL: [Damage; 7] = [
     Damage::HeaderDeleted,
     Damage::HeaderFlipped,
     Damage::HeaderNewer,
+    Damage::HeaderUnreadable,
+    Damage::Newer,
 ];
 
 /// What is done first with what was damaged.
@@ -48,6 +53,20 @@ const FIRST: [&str; 4] = ["mount", "fsck", "--repair", "--rebuild"];
 const LANES: usize = 3;
 
 const HEADER: &str = "user.forebay";
+
+/// The exit code of state that a newer version has written.
+const UNSUPPORTED: i32 = 5;
+
+/// Where a file says which version of its format it has: after a magic of eight bytes, or as text.
+fn version_at(bytes: &[u8]) -> Option<usize> {
+    let (magic, index, mark) = (&b"FBAY"[..], &b"FJL"[..], &b"forebay-store "[..]);
+    match bytes {
+        _ if bytes.starts_with(magic) && bytes.len() >= 12 => Some(8),
+        _ if bytes.starts_with(index) && bytes.len() == 4 => Some(3),
+        _ if bytes.starts_with(mark) && bytes.len() > mark.len() => Some(mark.len()),
+        _ => None,
+    }
+}
 
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -263,7 +282,11 @@ impl Case {
             Damage::Deleted => true,
             Damage::Halved => len > 1,
             Damage::Flipped | Damage::Unreadable => len > 0,
-            Damage::HeaderDeleted | Damage::HeaderFlipped | Damage::HeaderNewer => {
+            Damage::Newer => version_at(&fs::read(&path).unwrap()).is_some(),
+            Damage::HeaderDeleted
+            | Damage::HeaderFlipped
+            | Damage::HeaderNewer
+            | Damage::HeaderUnreadable => {
                 rustix::fs::getxattr(&path, HEADER, &mut [0; 4096][..]).is_ok()
             }
         }
@@ -311,20 +334,36 @@ impl Case {
                 header[8] = 9;
                 set(&header)
             }),
+            Damage::HeaderUnreadable => {
+                self.disk.as_ref().is_some_and(|disk| disk.spoil_attributes(&path))
+            }
+            Damage::Newer => {
+                let mut bytes = fs::read(&path).unwrap();
+                version_at(&bytes).is_some_and(|at| {
+                    // A digit, where the version is one.
+                    bytes[at] = if bytes[at].is_ascii_digit() { b'9' } else { 9 };
+                    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                    file.write_all_at(&bytes, 0).is_ok()
+                })
+            }
             Damage::Halved | Damage::Flipped => false,
         }
     }
 
-    /// Goes on by what the refusals say until it is mounted; the commands and what they said.
-    fn go_on(&self, first: &str) -> String {
+    /// Goes on by what the refusals say until it is mounted; the commands and what they said. Ends as well,
+    /// without a mount, where they say that a newer version is needed.
+    fn go_on(&self, first: &str) -> (String, bool) {
         let mut told = String::new();
         let mut next = first.to_owned();
         for _ in 0..6 {
             let (code, text) = if next == "mount" { self.mount() } else { self.fsck(&next) };
             told += &format!("$ {next}: {code}\n{text}");
-            assert!([0, 2, 6].contains(&code), "{told}");
+            if next == "mount" && code == UNSUPPORTED && text.contains("newer") {
+                return (told, false);
+            }
+            assert!([0, 2, 6].contains(&code) || code == UNSUPPORTED && next != "mount", "{told}");
             if next == "mount" && code == 0 {
-                return told;
+                return (told, true);
             }
             let named = ["--repair", "--rebuild", "--accept-loss"];
             // The mount first: it may work as it is.
@@ -352,8 +391,16 @@ impl Case {
     }
 
     /// Whether nothing that was there right after the damage is gone, and the mount can be used.
-    fn check(&self, what: &str, first: &str, before: &[(&'static str, usize)]) {
-        let told = self.go_on(first);
+    fn check(&self, what: &str, first: &str, before: &[(&'static str, usize)], undo: &dyn Fn()) {
+        let (mut told, is_mounted) = self.go_on(first);
+        if !is_mounted {
+            // With that version all is there.
+            undo();
+            let (code, text) = self.mount();
+            told += &text;
+            assert_eq!(code, 0, "{what}: {told}");
+            assert_eq!(self.older_blocks(), [], "{what}: {told}");
+        }
         let mnt = self.site.path("mnt");
         // One may be lost; nothing hangs, and nothing ends the daemon.
         let older = self.older_blocks();
@@ -551,7 +598,7 @@ fn try_one(killed: bool, trial: &Trial) -> Tried {
     // Where bytes lie differs a little from scene to scene.
     for _ in 0..3 {
         let case = match trial.how {
-            Damage::Unreadable => Case::on_a_disk(killed),
+            Damage::Unreadable | Damage::HeaderUnreadable => Case::on_a_disk(killed),
             _ => Some(Case::new(killed)),
         };
         let Some(case) = case else { return Tried::NothingToDamage };
@@ -559,16 +606,90 @@ fn try_one(killed: bool, trial: &Trial) -> Tried {
         let mut same_kind = kept.iter().filter(|path| kind(path) == trial.kind);
         let Some(path) = same_kind.nth(trial.nth) else { continue };
         let whole = case.findable();
+        let damaged = case.site.path("").join(path);
+        let bytes = fs::read(&damaged).unwrap();
         if !case.damage(path, trial.how) {
             return Tried::NothingToDamage;
         }
         let began = std::time::Instant::now();
         // What can't be read is there, and counts.
-        let before = if trial.how == Damage::Unreadable { whole } else { case.findable() };
+        let is_there = matches!(trial.how, Damage::Unreadable | Damage::HeaderUnreadable);
+        let before = if is_there { whole } else { case.findable() };
         let name = trial.name(path);
-        case.check(&name, trial.first, &before);
+        let undo = || fs::write(&damaged, &bytes).unwrap();
+        case.check(&name, trial.first, &before, &undo);
         eprintln!("{name}: {:?}", began.elapsed());
         return Tried::Damaged;
     }
     Tried::NoSuchFile
+}
+
+#[test]
+fn object_whose_header_the_disk_does_not_give_then_it_is_named_and_there_again_when_the_disk_is_well()
+ {
+    if !can_mount() {
+        return;
+    }
+    use_own_mounts();
+    for first in FIRST {
+        let Some(mut case) = Case::on_a_disk(false) else { return };
+        // Where bytes lie differs a little from scene to scene.
+        let objects = files_below(&case.site.path("tier/objects"));
+        let whole = case.dirty.iter().find_map(|(name, blocks)| {
+            let wanted: Vec<u8> = (0..*blocks).flat_map(|block| pattern(name, block)).collect();
+            let has = |path: &&PathBuf| fs::read(path).is_ok_and(|found| found == wanted);
+            let is_dirty = !has(&&case.site.path("backing").join(name));
+            is_dirty.then_some(())?;
+            Some((*name, objects.iter().find(has)?.clone(), wanted.clone()))
+        });
+        let (name, object, wanted) = whole.expect("one of the files is on the tier");
+        assert!(
+            case.disk.as_ref().unwrap().spoil_attributes(&object),
+            "its header is in the inode"
+        );
+        let unreadable = rustix::fs::getxattr(&object, HEADER, &mut [0; 4096][..]);
+        assert_eq!(unreadable, Err(rustix::io::Errno::IO));
+        let (told, is_mounted) = case.go_on(first);
+        assert!(is_mounted, "{told}");
+        let (_, status) = case.site.run(&["status", &case.site.text("mnt")]);
+        assert!(
+            format!("{told}{status}").contains(name),
+            "{first}: it is not named: {told}{status}"
+        );
+        let seen = fs::read(case.site.path("mnt").join(name));
+        assert!(
+            seen.as_ref().map_or(true, |seen| *seen == wanted),
+            "{first}: another version: {told}"
+        );
+        let (code, text) = case.umount(&["--no-drain"]);
+        assert_eq!(code, 0, "{first}: {text}");
+        case.disk.as_mut().unwrap().heal();
+        // A start, or what the guide says of what was set aside.
+        let mut told = told + &status;
+        for how in ["mount", "--repair"] {
+            if how == "--repair" {
+                told += &case.fsck(how).1;
+            }
+            let (code, text) = case.mount();
+            assert_eq!(code, 0, "{first}: {told}{text}");
+            let found = fs::read(case.site.path("mnt").join(name));
+            let (code, text) = case.umount(&["--no-drain"]);
+            assert_eq!(code, 0, "{first}: {told}{text}");
+            // The index that knew the file was replaced: it is set aside under the path that was said.
+            let is_aside = || {
+                let aside = files_below(&case.site.path("tier/lost"));
+                let has = |path: &&PathBuf| fs::read(path).is_ok_and(|found| found == wanted);
+                let path = aside.iter().find(has);
+                path.is_some_and(|path| told.contains(&*path.to_string_lossy()))
+            };
+            if first == "--rebuild" && is_aside() {
+                break;
+            }
+            if found.as_ref().is_ok_and(|found| *found == wanted) {
+                eprintln!("{first}: there again after {how}");
+                break;
+            }
+            assert!(how == "mount", "{first}: its bytes are not there again: {found:?}\n{told}");
+        }
+    }
 }

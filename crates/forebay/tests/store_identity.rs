@@ -56,6 +56,7 @@ fn is_refused(site: &Site) {
     let (code, text) = site.mount_with(&[]);
     assert_eq!(code, BAD_STATE, "{text}");
     assert!(text.contains(&site.text("backing")) && text.contains("--accept-store"), "{text}");
+    assert_eq!(text.matches("--accept-store").count(), 1, "said once: {text}");
     assert!(!site.is_mounted());
 }
 

@@ -47,7 +47,11 @@ impl Serve<'_> {
             return answer;
         }
         if is_in_directory(&operation) {
-            return self.serve_by_kind(operation).map_err(|error| self.in_removed(error));
+            let to = match operation {
+                Operation::Rename { new_parent, .. } => Ino(new_parent),
+                _ => self.ino(),
+            };
+            return self.serve_by_kind(operation).map_err(|error| self.in_removed(error, to));
         }
         self.serve_by_kind(operation)
     }
@@ -121,9 +125,10 @@ impl Serve<'_> {
     }
 
     /// The failure of an operation on a name. Of a directory that others have removed the kernel does not
-    /// know that it is so, and asks; there is no such name, nor can be.
-    fn in_removed(&self, error: NodeError) -> NodeError {
-        match errno(&error) == libc::ESTALE && self.node.is_removed_directory(self.ino()) {
+    /// know that it is so, and asks; there is no such name, nor can be. A rename has two of them.
+    fn in_removed(&self, error: NodeError, to: Ino) -> NodeError {
+        let is_removed = || [self.ino(), to].iter().any(|dir| self.node.is_removed_directory(*dir));
+        match errno(&error) == libc::ESTALE && is_removed() {
             true => Errno::NOENT.into(),
             false => error,
         }
@@ -515,6 +520,7 @@ fn is_in_directory(operation: &Operation<'_>) -> bool {
         | Op::Unlink { .. }
         | Op::Rmdir { .. }
         | Op::Rename { .. }
+        | Op::Link { .. }
         | Op::Create { .. }
         | Op::Tmpfile { .. } => true,
         _ => false,

@@ -28,10 +28,20 @@ impl Lab {
 
     /// A node whose backing store hangs when told to.
     fn with_stuck_backing(limit: Duration) -> Option<(Self, Arc<Stuck>)> {
+        Self::with_stuck_backing_of(limit, |_| {})
+    }
+
+    fn with_stuck_backing_of(
+        limit: Duration,
+        adapt: impl FnOnce(&mut NodeConfig),
+    ) -> Option<(Self, Arc<Stuck>)> {
         let stuck = Arc::new(Stuck::default());
         let interceptor = stuck.clone();
         let lab = Self::start(
-            |config| config.backing_timeout = limit,
+            |config| {
+                config.backing_timeout = limit;
+                adapt(config);
+            },
             |config| {
                 let backing = Arc::new(DirBacking::open(&config.backing, "test")?);
                 Node::start_on(config, Arc::new(InterceptedBacking::new(backing, interceptor)))
@@ -394,6 +404,130 @@ fn backing_when_it_hangs_then_requests_fail_in_time_and_the_rest_goes_on() {
     stuck.release();
     until("the thread has finished", || mounted.stuck(Duration::ZERO).is_empty());
     assert!(rustix::fs::statvfs(lab.path("")).is_ok());
+}
+
+/// A request that runs into the time limit, and one that comes after it.
+struct Late {
+    what: &'static str,
+    /// Which operations of the store hang.
+    hang: &'static [Operation],
+    late: fn(&Path) -> std::io::Result<()>,
+    /// Tried while the late one still hangs, and until it is acknowledged.
+    newer: fn(&Path) -> std::io::Result<()>,
+    /// What the file has in the end, at its begin and in length.
+    wanted: (&'static [u8], usize),
+}
+
+const LENGTH: usize = 3_000_000;
+
+fn write_at(path: &Path, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all_at(bytes, offset)
+}
+
+fn late_requests() -> Vec<Late> {
+    const ALL: &[Operation] = &[];
+    const LOOKS: &[Operation] = &[Operation::Stat, Operation::List];
+    vec![
+        Late {
+            what: "write",
+            hang: ALL,
+            late: |path| write_at(path, 100, b"the late one"),
+            newer: |path| write_at(path, 0, &[b'n'; 100_000]),
+            wanted: (&[b'n'; 100_000], LENGTH),
+        },
+        Late {
+            what: "write, and the file is emptied and written anew",
+            hang: ALL,
+            late: |path| write_at(path, 100, b"the late one"),
+            newer: |path| fs::write(path, [b'n'; 5000]),
+            wanted: (&[b'n'; 5000], 5000),
+        },
+        Late {
+            what: "truncation",
+            hang: ALL,
+            late: |path| {
+                OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(50))
+            },
+            newer: |path| write_at(path, 0, &[b'n'; 1000]),
+            wanted: (&[b'n'; 1000], LENGTH),
+        },
+        Late {
+            what: "truncation by name",
+            hang: LOOKS,
+            late: |path| {
+                let path = CString::new(path.as_os_str().as_encoded_bytes()).expect("no zero byte");
+                // SAFETY: the path is zero-terminated and lives throughout the call.
+                match unsafe { libc::truncate(path.as_ptr(), 0) } {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            },
+            newer: |path| write_at(path, 0, &[b'n'; 1000]),
+            wanted: (&[b'n'; 1000], LENGTH),
+        },
+        Late {
+            what: "removal",
+            hang: LOOKS,
+            late: |path| fs::remove_file(path),
+            newer: |path| write_at(path, 0, &[b'n'; 1000]),
+            wanted: (&[b'n'; 1000], LENGTH),
+        },
+        Late {
+            what: "removal of what is replaced since",
+            hang: LOOKS,
+            late: |path| fs::remove_file(path),
+            newer: |path| {
+                let new = path.with_file_name("new");
+                fs::write(&new, [b'n'; 1000])?;
+                fs::rename(new, path)
+            },
+            wanted: (&[b'n'; 1000], 1000),
+        },
+    ]
+}
+
+#[test]
+fn request_answered_at_its_time_limit_when_the_store_goes_on_then_what_came_later_stays() {
+    for case in late_requests() {
+        let limit = Duration::from_secs(1);
+        let Some((lab, stuck)) = Lab::with_stuck_backing_of(limit, |config| {
+            // Names are looked at below each time.
+            (config.attr_timeout, config.entry_timeout) = (Duration::ZERO, Duration::ZERO);
+            config.fetch_on_open_bytes = 0;
+        }) else {
+            return;
+        };
+        let (what, path) = (case.what, lab.path("file"));
+        fs::write(lab.home.path().join("backing/file"), vec![b'o'; LENGTH]).expect("written");
+        assert_eq!(fs::metadata(&path).expect("stat").len(), LENGTH as u64);
+        // What was just looked at counts as known for a moment.
+        std::thread::sleep(Duration::from_millis(300));
+        stuck.hang(case.hang);
+        let begin = Instant::now();
+        let late = {
+            let path = path.clone();
+            std::thread::spawn(move || (case.late)(&path))
+        };
+        until("it hangs", || stuck.waiting() > 0);
+        let answer = late.join().expect("answered");
+        assert_eq!(errno(answer), Some(libc::EIO), "{what}");
+        assert!(begin.elapsed() >= limit, "{what}: {:?}", begin.elapsed());
+        let newer = {
+            let path = path.clone();
+            std::thread::spawn(move || {
+                until("the newer one is acknowledged", || (case.newer)(&path).is_ok());
+            })
+        };
+        std::thread::sleep(Duration::from_millis(50));
+        stuck.release();
+        newer.join().expect("acknowledged");
+        let mounted = lab.mounted.as_ref().expect("mounted");
+        until("the late one has ended", || mounted.stuck(Duration::ZERO).is_empty());
+        let found = fs::read(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let (begin, len) = case.wanted;
+        assert_eq!(found.len(), len, "{what}");
+        assert!(found.starts_with(begin), "{what}: it landed over a newer one");
+    }
 }
 
 #[test]

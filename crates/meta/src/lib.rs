@@ -34,7 +34,7 @@ pub use store::{
     Accessed, Answer, ChangeRight, CopiesMade, Counts, Entry, EntryPlus, Found, LeaveOrder, Member,
     MetaStore, Moment, NewInode, NodeName, NodeStatus, Options, Owned, Ownership, Queue, RecallAim,
     RecallRequest, Refreshed, RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished,
-    Violation, XattrFlags, Xattrs, members_of, node_statuses_of, settings_of,
+    Violation, XattrFlags, XattrSizes, Xattrs, members_of, node_statuses_of, settings_of,
 };
 pub use types::{
     Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Record, Seq,

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_meta::{
     Engine, EngineError, FileKind, Ino, Key, Link, Memory, MetaStore, MiniTransaction, NewInode,
-    Options, Outcome, Page, RenameFlags, Timestamp, Write,
+    Options, Outcome, Page, Queue, RenameFlags, Timestamp, Write,
 };
 use proptest::prelude::*;
 
@@ -18,6 +18,8 @@ struct Counted {
     engine: Memory,
     /// Bytes that are written.
     bytes: AtomicU64,
+    /// Nobody else has the engine.
+    alone: AtomicBool,
     /// Transactions and scans, keys that are compared or read, and entries that scans find.
     work: AtomicU64,
 }
@@ -27,7 +29,8 @@ struct Way(Arc<Counted>);
 
 impl Way {
     fn new(engine: Memory) -> Self {
-        Way(Arc::new(Counted { engine, bytes: AtomicU64::new(0), work: AtomicU64::new(0) }))
+        let (bytes, work) = (AtomicU64::new(0), AtomicU64::new(0));
+        Way(Arc::new(Counted { engine, bytes, alone: AtomicBool::new(false), work }))
     }
 
     fn open(&self) -> MetaStore {
@@ -73,6 +76,10 @@ impl Engine for Way {
 
     fn spans_partitions(&self) -> bool {
         self.0.engine.spans_partitions()
+    }
+
+    fn exclusive(&self) -> bool {
+        self.0.alone.load(Ordering::SeqCst)
     }
 
     fn sync(&self) -> Result<(), EngineError> {
@@ -315,4 +322,45 @@ fn check_when_a_name_of_its_own_is_lost_then_found_and_repaired() {
     let report = store.check(false).unwrap();
     assert!(report.is_clean(), "{:?}", report.violations);
     assert_eq!(store.get(ino).unwrap().links.len(), 31);
+}
+
+#[test]
+fn attributes_when_a_file_has_many_then_one_more_costs_as_with_few() {
+    use forebay_meta::XattrFlags::Either;
+    let way = Way::new(Memory::new());
+    // As that of a single node, whose engine nobody else changes.
+    way.0.alone.store(true, Ordering::SeqCst);
+    let store = way.open();
+    let ino = create(&store, b"file");
+    store.xattr_replace_all(ino, &[]).unwrap();
+    let set = |number: usize, len: usize| {
+        let name = format!("user.{number:04}").into_bytes();
+        let others = store.xattr_others(ino, &name).unwrap();
+        store.xattr_set(ino, &name, &vec![7; len], Either, NOW).unwrap();
+        (others.listed, others.kept)
+    };
+    let work = |operation: &mut dyn FnMut()| {
+        let before = way.0.work.load(Ordering::SeqCst);
+        operation();
+        way.0.work.load(Ordering::SeqCst) - before
+    };
+    let mut costs = Vec::new();
+    for number in 0..3000 {
+        let mut found = (0, 0);
+        costs.push(work(&mut || found = set(number, 10)));
+        assert_eq!(found, (number * 10, number * 19));
+        if number % 500 == 0 {
+            // Other changes of the file come between; they cost one look at all.
+            store.update(ino, None, |_| Queue::No).unwrap();
+        }
+    }
+    let mut sorted = costs.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted[2900], costs[2], "the last of {} and the first", costs.len());
+    // One that is there already does not count, and one that is removed counts no more.
+    assert_eq!(set(5, 100), (2999 * 10, 2999 * 19));
+    assert_eq!(set(6, 10), (2999 * 10, 2999 * 19 + 90));
+    store.xattr_remove(ino, b"user.0005", NOW).unwrap();
+    assert_eq!(set(6, 10), (2998 * 10, 2998 * 19));
+    assert_eq!(store.xattr_all(ino).unwrap().len(), 2999);
 }

@@ -344,3 +344,76 @@ fn name_of_a_file_that_was_moved_when_a_new_one_is_cut_short_then_both_are_there
     assert!(rig.plain("moved") == noise(1, V1));
     assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
+
+/// A file that the backing store has, written anew and synced while the only tier is full; the handle of
+/// what fills it.
+fn rig_past_the_tier() -> (Rig, u64) {
+    let rig = Rig::small(MIB);
+    rig.put("file", &noise(1, V1));
+    rig.drain();
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(3, MIB - 8 * KIB));
+    let fh = rig.open("file", libc::O_WRONLY | libc::O_TRUNC);
+    rig.write(fh, 0, &noise(2, V2));
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.node().release(fh);
+    assert_eq!(spill_files(&rig).len(), 1);
+    (rig, filler)
+}
+
+fn spill_files(rig: &Rig) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(rig.backing().join(".forebay/spill")).unwrap();
+    let files = found.map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_none_or(|end| end != "map")).collect()
+}
+
+/// The machine stops, and of each spill file at most so many bytes were on the device.
+fn power_cut_of_the_store(rig: &mut Rig, left: u64) {
+    rig.crash();
+    for spill in spill_files(rig) {
+        let file = std::fs::File::options().write(true).open(spill).unwrap();
+        file.set_len(left.min(file.metadata().unwrap().len())).unwrap();
+    }
+    std::fs::write(rig.config.tiers[0].dir.join("state/running"), "another boot").unwrap();
+}
+
+#[test]
+fn file_past_the_tier_when_synced_and_made_longer_and_the_machine_stops_then_it_is_there() {
+    let (mut rig, _filler) = rig_past_the_tier();
+    let fh = rig.open("file", libc::O_WRONLY);
+    rig.write(fh, V2, &noise(4, V2));
+    rig.node().release(fh);
+    power_cut_of_the_store(&mut rig, V2);
+    rig.start();
+    for drained in [false, true] {
+        assert!(rig.get("file") == noise(2, V2), "drained: {drained}");
+        rig.drain();
+    }
+    assert!(rig.plain("file") == noise(2, V2));
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+#[test]
+fn file_past_the_tier_when_synced_and_emptied_and_the_machine_stops_then_none_older_comes_back() {
+    for written in [0, V1] {
+        let (mut rig, filler) = rig_past_the_tier();
+        let fh = rig.open("file", libc::O_WRONLY | libc::O_TRUNC);
+        rig.node().release(filler);
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"filler").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        rig.write(fh, 0, &noise(5, written));
+        rig.node().release(fh);
+        // Nothing of that is on any device, wherever it went.
+        power_cut_of_the_store(&mut rig, 0);
+        for object in objects(&rig, written) {
+            std::fs::remove_file(object).unwrap();
+        }
+        rig.start();
+        for drained in [false, true] {
+            assert_eq!(rig.get("file"), b"", "written: {written}, drained: {drained}");
+            rig.drain();
+        }
+        assert_eq!(rig.plain("file"), b"");
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
+    }
+}

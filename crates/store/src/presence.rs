@@ -69,6 +69,10 @@ pub struct Presence {
     dirty: u64,
     /// Extents whose state on disk is behind.
     unsaved: Range<usize>,
+    /// Whatever is present and not durable lies in here: a sync looks at nothing else.
+    unsynced: Range<usize>,
+    /// What the sync under way looks at.
+    syncing: Range<usize>,
     header_unsaved: bool,
 }
 
@@ -141,6 +145,8 @@ impl Presence {
             present: 0,
             dirty: 0,
             unsaved: 0..0,
+            unsynced: 0..0,
+            syncing: 0..0,
             header_unsaved: true,
         };
         let count = map.checked_count(size)?;
@@ -216,6 +222,7 @@ impl Presence {
                 self.note_unsaved(index);
             }
             self.states[index] = state;
+            self.note_unsynced(index);
             self.present += u64::from(state & PRESENT != 0);
             self.dirty += u64::from(state & DIRTY != 0);
         }
@@ -245,11 +252,14 @@ impl Presence {
     }
 
     fn note_unsaved(&mut self, index: usize) {
-        self.unsaved = if self.unsaved.is_empty() {
-            index..index + 1
-        } else {
-            self.unsaved.start.min(index)..self.unsaved.end.max(index + 1)
-        };
+        self.unsaved = spanning(&self.unsaved, &(index..index + 1));
+    }
+
+    /// After a change of a state.
+    fn note_unsynced(&mut self, index: usize) {
+        if self.states[index] & (PRESENT | DURABLE) == PRESENT {
+            self.unsynced = spanning(&self.unsynced, &(index..index + 1));
+        }
     }
 
     /// Writes what changed. States go before the header: a longer file is harmless, a size without
@@ -291,6 +301,7 @@ impl Presence {
         self.dirty += u64::from(state & (DIRTY | FLUSHING) != 0);
         self.dirty -= u64::from(old & (DIRTY | FLUSHING) != 0);
         self.states[index] = state;
+        self.note_unsynced(index);
         if on_disk(old) != on_disk(state) {
             self.note_unsaved(index);
         }
@@ -595,7 +606,11 @@ impl Presence {
     /// First step of a sync: call it, then sync the object (the lock may be let go meanwhile), then
     /// [`Self::finish_sync`] if that succeeded or [`Self::abort_sync`] if not.
     pub fn begin_sync(&mut self) {
-        for state in &mut self.states {
+        let unsynced = std::mem::replace(&mut self.unsynced, 0..0);
+        // Another one may be under way.
+        self.syncing = spanning(&self.syncing, &unsynced);
+        for index in self.existing(&unsynced) {
+            let state = &mut self.states[index];
             if *state & (PRESENT | DURABLE) == PRESENT {
                 *state |= SYNCING;
             }
@@ -605,13 +620,19 @@ impl Presence {
     /// Last step of a sync: makes the map durable; the extents that were present at
     /// [`Self::begin_sync`] survive a crash of the machine from now on.
     pub fn finish_sync(&mut self) -> Result<()> {
-        for index in 0..self.states.len() {
+        let syncing = std::mem::replace(&mut self.syncing, 0..0);
+        for index in self.existing(&syncing) {
             let state = self.states[index];
             if state & SYNCING != 0 {
                 self.set_state(index, (state & !SYNCING) | DURABLE);
             }
         }
         self.sync_map()
+    }
+
+    /// Of a range of extents those that there are: the file may have been cut.
+    fn existing(&self, range: &Range<usize>) -> Range<usize> {
+        range.start.min(self.states.len())..range.end.min(self.states.len())
     }
 
     /// Makes the map itself durable as it is.
@@ -624,8 +645,10 @@ impl Presence {
 
     /// The sync of the object failed.
     pub fn abort_sync(&mut self) {
-        for state in &mut self.states {
-            *state &= !SYNCING;
+        let syncing = std::mem::replace(&mut self.syncing, 0..0);
+        for index in self.existing(&syncing) {
+            self.states[index] &= !SYNCING;
+            self.note_unsynced(index);
         }
     }
 
@@ -639,6 +662,15 @@ impl Presence {
                 Err(e)
             }
         }
+    }
+}
+
+/// The smallest range with both in it.
+fn spanning(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+    match (one.is_empty(), other.is_empty()) {
+        (true, _) => other.clone(),
+        (_, true) => one.clone(),
+        _ => one.start.min(other.start)..one.end.max(other.end),
     }
 }
 

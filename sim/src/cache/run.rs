@@ -1,7 +1,7 @@
 //! One trace against one policy.
 
 use forebay_core::policy::replay::{Cache, Counts};
-use forebay_core::policy::{Hint, PolicyConfig, UnknownPolicy};
+use forebay_core::policy::{Hint, PolicyConfig, UnknownPolicy, by_name};
 
 use super::trace::Trace;
 use crate::rng::Rng;
@@ -73,6 +73,12 @@ impl Oracle {
         Self { hinted, window: options.window, told: 0 }
     }
 
+    /// The hints for a trace, none for a policy that does not look ahead.
+    fn wanted(trace: &Trace, options: &Options) -> Result<Self, UnknownPolicy> {
+        let looks_ahead = by_name(&options.policy, &options.config)?.looks_ahead();
+        Ok(if looks_ahead { Self::new(trace, options) } else { Self::of(Vec::new()) })
+    }
+
     /// Hints of somebody's own making, all at once.
     #[must_use]
     pub fn of(hinted: Vec<u64>) -> Self {
@@ -113,7 +119,7 @@ pub struct Record {
 /// # Errors
 /// [`UnknownPolicy`].
 pub fn count(trace: &Trace, options: &Options) -> Result<Counts, UnknownPolicy> {
-    count_told(trace, options, &mut Oracle::new(trace, options))
+    count_told(trace, options, &mut Oracle::wanted(trace, options)?)
 }
 
 /// Counts a trace and records every request.
@@ -123,7 +129,7 @@ pub fn count(trace: &Trace, options: &Options) -> Result<Counts, UnknownPolicy> 
 pub fn record(trace: &Trace, options: &Options) -> Result<(Counts, Record), UnknownPolicy> {
     let mut record = Record::default();
     let ids = &trace.numbers().ids;
-    let mut oracle = Oracle::new(trace, options);
+    let mut oracle = Oracle::wanted(trace, options)?;
     let counts = run(trace, options, &mut oracle, |t, hit, cache| {
         record.hit_vector.push(if hit { '1' } else { '0' });
         let gone = cache.departed().iter().filter(|victim| !victim.dead && victim.keep == 0);

@@ -71,10 +71,14 @@ enum Suite {
         /// Repeats the steps of a run (not its timing); without it the clock chooses.
         #[arg(long)]
         seed: Option<u64>,
-        /// Only cases that are known to have gone wrong once, one cut for each; as many of them as there
-        /// are to be cuts, if there are more.
+        /// Directed cases, one cut for each, instead of random steps: those that are always tried, and as
+        /// many others as there are to be cuts.
         #[arg(long)]
         cases: bool,
+        /// Of the directed cases only those whose description contains this; again for each further word.
+        /// None of them is always tried then.
+        #[arg(long, requires = "cases")]
+        only: Vec<String>,
     },
     /// Programs, a backing store that fails now and then, upgrades and kills of daemons on one mount.
     /// Fails when something acknowledged is missing, or when memory, descriptors, threads or files left
@@ -109,9 +113,12 @@ fn main() -> ExitCode {
             let seed = seed(&length);
             report(model::run(&dir, &reference, seed, length.ops), seed)
         }
-        (Some(Suite::Power { cuts, seed, cases }), _) => {
+        (Some(Suite::Power { cuts, seed, cases, only }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
-            let done = if cases { power::known_cases(seed, cuts) } else { power::run(seed, cuts) };
+            let done = match cases {
+                true => power::known_cases(seed, &power::Choice { most: cuts, only }),
+                false => power::run(seed, cuts),
+            };
             report(done, seed)
         }
         (Some(Suite::Soak { minutes, seed, results }), _) => {

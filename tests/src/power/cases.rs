@@ -1,17 +1,79 @@
-//! Single cuts after what was lost by one once.
+//! Single cuts after what was lost by one once, or could be.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::site::{DISKS, MountSettings};
-use super::work::{Op, Sync};
+use super::site::{DISKS, Layout, MountSettings};
+use super::work::{Op, Place, Sync};
+use super::{found, product};
 use crate::os::OFlags;
 
+/// When the power fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum When {
+    /// After the last step.
+    AtTheEnd,
+    /// In the last step, in which this file of the backing store is written in place. The first of the
+    /// disks fails first, the backing store has all that it was given, and the others fail then.
+    WhileWrittenBack {
+        /// Its name.
+        name: String,
+    },
+}
+
 /// Steps of one worker, and the disks that are cut after them.
+#[allow(missing_docs)] // They say what they are.
 pub struct Case {
-    pub what: &'static str,
+    pub what: String,
+    pub layout: Layout,
     pub settings: MountSettings,
     pub ops: Vec<Op>,
     pub cut: &'static [&'static str],
+    pub when: When,
+    /// It is only a case if the kernel opens a file past the daemon.
+    pub by_the_kernel: bool,
+    /// It is tried whichever are drawn.
+    pub always: bool,
+}
+
+impl Case {
+    /// A case of the most usual kind.
+    pub fn new(
+        what: &str,
+        settings: MountSettings,
+        ops: Vec<Op>,
+        cut: &'static [&'static str],
+    ) -> Self {
+        Self {
+            what: what.into(),
+            layout: Layout::Apart,
+            settings,
+            ops,
+            cut,
+            when: When::AtTheEnd,
+            by_the_kernel: false,
+            always: false,
+        }
+    }
+}
+
+impl Case {
+    /// What it is, and what is cut.
+    pub fn told(&self) -> String {
+        let (passthrough, cut) = (self.settings.passthrough, self.cut.join(" "));
+        format!("{}, passthrough {passthrough}, cut of {cut}", self.what)
+    }
+}
+
+/// A write that has stamps of its own, whatever else is written to a file, if the version differs.
+pub fn write_version(name: &str, version: u64, (at, count): (usize, usize), sync: Sync) -> Op {
+    let stamp =
+        (xxh3_64(name.as_bytes()) >> 32 << 32) + ((version + 1) << 24) + ((at as u64) << 13);
+    Op::Write { name: name.into(), at, count, stamp, fresh: false, sync }
+}
+
+/// The name of one of several files that take room.
+pub fn filler(of: &str, number: usize) -> String {
+    format!("{of}-{number}")
 }
 
 const TIERS: &[&str] = &["tier0", "tier1"];
@@ -28,6 +90,12 @@ fn drained(name: &str) -> Vec<Op> {
     vec![write(name, 0, 8, Sync::Fsync), Op::Drain { name: name.into() }]
 }
 
+/// It goes from the tiers, and the case goes on when it is gone.
+pub fn evicted(name: &str) -> Vec<Op> {
+    let look = Op::Look { name: name.into(), place: Place::Nowhere };
+    vec![Op::Evict { name: name.into() }, look]
+}
+
 /// Makes durable what the disks' logs have, whoever it is of.
 fn commit(name: &str) -> Op {
     write(&format!("beside-{name}"), 0, 1, Sync::Fsync)
@@ -37,12 +105,33 @@ fn commit(name: &str) -> Op {
 type Add<'a> = dyn FnMut(&'static str, &'static str, Vec<Op>, &'static [&'static str]) + 'a;
 
 /// Files, each of eight blocks, of which some number is more than the tiers have room for.
-fn fillers(of: &str, number: usize) -> Vec<Op> {
-    (0..number).map(|number| write(&format!("{of}-{number}"), 0, 8, Sync::None)).collect()
+pub fn fillers(of: &str, number: usize) -> Vec<Op> {
+    (0..number).map(|number| write(&filler(of, number), 0, 8, Sync::None)).collect()
 }
 
 /// More blocks than both tiers have room for.
 const BEYOND: usize = 2000;
+
+/// New files and copies, synced in every way.
+fn synced(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
+    for (what, sync) in [
+        ("O_DSYNC on a new file", D_SYNC),
+        ("O_SYNC on a new file", Sync::Open(OFlags::SYNC)),
+        ("fdatasync of a new file", Sync::Fdatasync),
+    ] {
+        case(what, "1h", vec![write(&named(what), 0, 3, sync)], &DISKS[..]);
+    }
+    for (what, sync) in [
+        ("O_DSYNC on a copy", D_SYNC),
+        ("RWF_DSYNC on a copy", Sync::Each),
+        ("fdatasync of a copy", Sync::Fdatasync),
+        ("msync of a copy", Sync::Msync),
+    ] {
+        let name = named(what);
+        let ops = [drained(&name), vec![write(&name, 2, 3, sync)]].concat();
+        case(what, "1h", ops, &DISKS[..]);
+    }
+}
 
 /// What is written past the tiers, to spill files.
 fn past_the_tiers(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
@@ -91,13 +180,12 @@ fn evictions(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
         case(what, "1h", ops, cut);
     }
     let name = named("evicted");
-    let mut ops = drained(&name);
-    ops.push(Op::Evict { name: name.clone() });
+    let mut ops = [drained(&name), evicted(&name)].concat();
     ops.push(write(&name, 3, 2, Sync::Fsync));
     case("a change of what was evicted", "1h", ops, &DISKS[..]);
     let name = named("fetched");
-    let mut ops = drained(&name);
-    ops.extend([Op::Evict { name: name.clone() }, Op::Read { name: name.clone() }, commit(&name)]);
+    let mut ops = [drained(&name), evicted(&name)].concat();
+    ops.extend([Op::Read { name: name.clone() }, commit(&name)]);
     case("a copy that was evicted and fetched again", "1h", ops, TIERS);
 }
 
@@ -105,28 +193,14 @@ fn evictions(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for passthrough in ["off", "readwrite"] {
-        let settings = |writeback| MountSettings { passthrough, writeback, policy: "lru" };
         let mut case = |what, writeback, ops, cut| {
-            cases.push(Case { what, settings: settings(writeback), ops, cut });
+            let mut case = Case::new(what, MountSettings::of(passthrough, writeback), ops, cut);
+            // The only one in which a file has to go because others need its room.
+            case.always = passthrough == "readwrite" && what.ends_with("and all is cut");
+            cases.push(case);
         };
         let named = |name: &str| format!("{name}-{passthrough}");
-        for (what, sync) in [
-            ("O_DSYNC on a new file", D_SYNC),
-            ("O_SYNC on a new file", Sync::Open(OFlags::SYNC)),
-            ("fdatasync of a new file", Sync::Fdatasync),
-        ] {
-            case(what, "1h", vec![write(&named(what), 0, 3, sync)], &DISKS[..]);
-        }
-        for (what, sync) in [
-            ("O_DSYNC on a copy", D_SYNC),
-            ("RWF_DSYNC on a copy", Sync::Each),
-            ("fdatasync of a copy", Sync::Fdatasync),
-            ("msync of a copy", Sync::Msync),
-        ] {
-            let name = named(what);
-            let ops = [drained(&name), vec![write(&name, 2, 3, sync)]].concat();
-            case(what, "1h", ops, &DISKS[..]);
-        }
+        synced(&mut case, &named);
         let name = named("unsynced");
         let ops = [drained(&name), vec![write(&name, 2, 3, Sync::None), commit(&name)]].concat();
         case("a change of a copy that nobody has synced", "1h", ops, TIERS);
@@ -171,7 +245,8 @@ pub fn all() -> Vec<Case> {
             }
         }
     }
-    cases.into_iter().chain(replacements()).chain(written_anew()).collect()
+    let others = [replacements(), written_anew(), product::all(), found::all()];
+    cases.into_iter().chain(others.into_iter().flatten()).collect()
 }
 
 /// Files that the backing store has, emptied and written anew with syncs of which the daemon need not be
@@ -187,22 +262,17 @@ fn written_anew() -> Vec<Case> {
                 ops.push(write(&name, 3, 5, Sync::None));
                 ops.push(write_anew(&name, 7, sync));
                 ops.push(write(&name, 7, 2, Sync::None));
-                let settings = MountSettings { passthrough, writeback: "1h", policy: "lru" };
+                let settings = MountSettings::of(passthrough, "1h");
                 let what = "what is emptied, written with syncs, and grows";
-                cases.push(Case { what, settings, ops, cut });
+                cases.push(Case::new(what, settings, ops, cut));
             }
         }
     }
     cases
 }
 
-/// As [`write()`], of a file that is emptied as it is opened.
 fn write_anew(name: &str, count: usize, sync: Sync) -> Op {
-    let mut anew = write(name, 0, count, sync);
-    if let Op::Write { fresh, .. } = &mut anew {
-        *fresh = true;
-    }
-    anew
+    write(name, 0, count, sync).emptying()
 }
 
 /// Files that nobody has synced, and that replace what was durable in one way or other.
@@ -214,8 +284,8 @@ fn replacements() -> Vec<Case> {
             let number = cases.len();
             let named = |what: &str| format!("{what} {number}");
             let mut case = |what, ops: Vec<Vec<Op>>| {
-                let settings = MountSettings { passthrough, writeback, policy: "lru" };
-                cases.push(Case { what, settings, ops: ops.concat(), cut });
+                let settings = MountSettings::of(passthrough, writeback);
+                cases.push(Case::new(what, settings, ops.concat(), cut));
             };
             let name = named("synced");
             let ops = vec![write(&name, 0, 8, Sync::Fsync), replace(&name, 1), commit(&name)];

@@ -8,9 +8,14 @@ use crate::random::pattern;
 /// The unit of content. Every block says by a stamp which write it is of.
 pub const BLOCK: usize = 4096;
 
+/// What a block repeats.
+const UNIT: usize = 64;
+/// The permissions of a file that a worker makes.
+const NEW_MODE: u32 = 0o644;
+
 /// The content of a block with a stamp; 0 is zeros.
 pub fn block(stamp: u64) -> Vec<u8> {
-    if stamp == 0 { vec![0; BLOCK] } else { pattern(stamp, 64).repeat(BLOCK / 64) }
+    if stamp == 0 { vec![0; BLOCK] } else { pattern(stamp, UNIT).repeat(BLOCK / UNIT) }
 }
 
 /// One inode.
@@ -26,6 +31,8 @@ struct File {
     synced_in_part: bool,
     /// It came by a rename over another one, and nobody had synced it before.
     instead: Option<Instead>,
+    /// The permissions that it may have: first the durable ones, then those since. None at all: nobody asks.
+    modes: Vec<u32>,
 }
 
 /// What a file replaced that nobody had synced. If any of that was durable, or is in the backing store,
@@ -86,7 +93,7 @@ impl File {
     /// before, or has come by such a rename itself, what was written over since may be as it was then: ext4
     /// writes at such a rename only what has no place on the disk yet.
     fn replace(&mut self, of: usize, from: Option<String>) {
-        let part = Box::new(File { instead: None, ..self.clone() });
+        let part = Box::new(self.clone());
         let len = self.len();
         if self.synced || self.synced_in_part || self.instead.is_some() {
             self.lens.iter_mut().for_each(|known| *known = (*known).max(len));
@@ -130,8 +137,19 @@ impl File {
         self.stamps.iter_mut().skip(at).take(count).for_each(|stamps| stamps.push(0));
     }
 
+    /// Somebody was told of at least one block that it is durable, and nobody has changed that block since.
+    /// What a rename makes whole was told to nobody.
+    fn has_acknowledged(&self) -> bool {
+        if let Some(instead) = &self.instead {
+            return instead.part.has_acknowledged();
+        }
+        let least = self.lens.iter().min().map_or(0, |len| len / BLOCK);
+        self.stamps.iter().take(least).any(|stamps| stamps.len() == 1)
+    }
+
     fn all_durable(&mut self) {
         (self.synced, self.instead) = (true, None);
+        self.mode_durable();
         let len = self.len();
         self.lens = vec![len];
         self.stamps.truncate(len.div_ceil(BLOCK));
@@ -145,6 +163,10 @@ impl File {
         for stamps in self.stamps.iter_mut().skip(at).take(count) {
             stamps.drain(..stamps.len() - 1);
         }
+    }
+
+    fn mode_durable(&mut self) {
+        self.modes.drain(..self.modes.len().saturating_sub(1));
     }
 
     fn at_least(&mut self, least: usize) {
@@ -233,6 +255,16 @@ impl Oracle {
         self.files.len() - 1
     }
 
+    /// What a name leads to; a new file, if there is none.
+    fn file(&mut self, name: &str) -> usize {
+        if let State::File(file) = self.now(name) {
+            return file;
+        }
+        let file = self.new_file();
+        self.push(name, State::File(file));
+        file
+    }
+
     fn note(&mut self, name: &str, what: String) {
         let trail = self.trails.entry(name.into()).or_default();
         if trail.len() == TRAIL {
@@ -272,14 +304,7 @@ impl Oracle {
     pub fn apply(&mut self, op: &Op, done: bool) {
         match op {
             Op::Write { name, at, count, stamp, fresh, sync } => {
-                let file = match self.now(name) {
-                    State::File(file) => file,
-                    State::Absent | State::Any => {
-                        let file = self.new_file();
-                        self.push(name, State::File(file));
-                        file
-                    }
-                };
+                let file = self.file(name);
                 if *fresh {
                     self.files[file].set_len(0);
                 }
@@ -298,6 +323,31 @@ impl Oracle {
                 self.files[file].punch(*at, *count);
                 self.whole_durable(name, file, done && *sync);
             }
+            Op::Drain { name } => {
+                let State::File(file) = self.now(name) else { return };
+                self.whole_durable(name, file, done);
+            }
+            Op::Mode { name, mode, sync } => {
+                let State::File(file) = self.now(name) else { return };
+                if self.files[file].modes.is_empty() {
+                    self.files[file].modes.push(NEW_MODE);
+                }
+                self.files[file].modes.push(*mode);
+                self.whole_durable(name, file, done && *sync);
+            }
+            Op::Hold { name, fresh } => {
+                let file = self.file(name);
+                if *fresh {
+                    self.files[file].set_len(0);
+                }
+            }
+            _ => self.apply_to_names(op, done),
+        }
+    }
+
+    /// The same, if it is of names.
+    fn apply_to_names(&mut self, op: &Op, done: bool) {
+        match op {
             Op::Replace { name, count, stamp, sync, dir } => {
                 let file = self.new_file();
                 self.files[file].write(0, *count, *stamp);
@@ -328,11 +378,26 @@ impl Oracle {
                 self.push(from, State::Absent);
                 self.done_in_dir(&[from, to], done && *dir);
             }
-            Op::Drain { name } => {
-                let State::File(file) = self.now(name) else { return };
-                self.whole_durable(name, file, done);
+            Op::Exchange { one, other, dir } => {
+                let (first, second) = (self.now(one), self.now(other));
+                self.push(one, second);
+                self.push(other, first);
+                self.done_in_dir(&[one, other], done && *dir);
             }
-            Op::Read { .. } | Op::Evict { .. } | Op::Pause { .. } => {}
+            Op::Link { from, to, dir } => {
+                self.push(to, self.now(from));
+                self.done_in_dir(&[to], done && *dir);
+            }
+            Op::SyncDir { name } => {
+                let dir = |name: &str| name.rsplit_once('/').map(|(dir, _)| dir.to_string());
+                let of = dir(name);
+                let names = self.names().into_iter().filter(|name| dir(name) == of);
+                let names: Vec<_> = names.collect();
+                let names: Vec<_> = names.iter().map(String::as_str).collect();
+                self.done_in_dir(&names, done);
+            }
+            // These change nothing.
+            _ => {}
         }
     }
 
@@ -340,7 +405,7 @@ impl Oracle {
     fn whole_durable(&mut self, name: &str, file: usize, is_told: bool) {
         if is_told {
             self.files[file].all_durable();
-            self.durable(name);
+            self.names_durable(name, file);
         }
     }
 
@@ -353,22 +418,25 @@ impl Oracle {
         }
     }
 
-    /// A directory was synced. What was synced itself is there from now on; instead of a file that was
-    /// not, what it has replaced may still be.
+    /// A directory was synced. What was synced itself, or a part of it, is there from now on; instead of a
+    /// file of which nothing was, what it has replaced may still be.
     fn done_in_dir(&mut self, names: &[&str], durable: bool) {
         for name in names.iter().filter(|_| durable) {
-            let now = self.now(name);
-            if !matches!(now, State::File(file) if self.files[file].instead.is_some()) {
+            let instead = match self.now(name) {
+                State::File(file) => self.files[file].instead.as_ref(),
+                State::Absent | State::Any => None,
+            };
+            if instead.is_none_or(|instead| instead.part.has_acknowledged()) {
                 self.durable(name);
             }
         }
     }
 
     fn synced(&mut self, name: &str, file: usize, (at, count): (usize, usize), sync: Sync) {
-        let file = &mut self.files[file];
-        file.synced_in_part |= sync != Sync::None;
+        let (number, file) = (file, &mut self.files[file]);
+        file.synced_in_part |= !matches!(sync, Sync::None | Sync::Syncfs);
         match sync {
-            Sync::None => return,
+            Sync::None | Sync::Syncfs => return,
             // Of a file that has a name that lasts.
             Sync::Msync => return file.part_durable(at, count),
             Sync::Fsync | Sync::Fdatasync => file.all_durable(),
@@ -382,7 +450,17 @@ impl Oracle {
                 file.synced = true;
             }
         }
+        self.names_durable(name, number);
+    }
+
+    /// All names that a file has now, and the one by which it was synced.
+    fn names_durable(&mut self, name: &str, file: usize) {
         self.durable(name);
+        for other in self.names() {
+            if self.now(&other) == State::File(file) {
+                self.durable(&other);
+            }
+        }
     }
 
     /// After a comparison: each name leads to a file of its own. Two files that are alike, as empty ones,
@@ -490,28 +568,44 @@ impl Oracle {
         };
         let of: Vec<_> = (0..self.files.len()).filter(|at| same(&self.files[*at])).collect();
         match of.is_empty() {
-            true => {
-                let blocks = found.chunks(BLOCK).map(|bytes| self.origin(bytes));
-                let blocks: Vec<_> = blocks.collect();
-                format!("{} bytes of {}", found.len(), blocks.join(", "))
-            }
+            true => format!("{} bytes of {}", found.len(), self.origins(found)),
             false => format!("{} bytes of files {of:?}", found.len()),
         }
     }
 
-    /// The write that a block is of.
-    fn origin(&self, bytes: &[u8]) -> String {
-        if bytes.iter().all(|byte| *byte == 0) {
-            return "zeros".into();
-        }
-        for (stamp, count, name) in self.written.iter().rev() {
+    /// The writes that blocks are of.
+    fn origins(&self, found: &[u8]) -> String {
+        let mut known = BTreeMap::new();
+        for (stamp, count, name) in &self.written {
             for number in 0..*count as u64 {
-                if block(stamp + number)[..bytes.len()] == *bytes {
-                    return format!("{name} {stamp}+{number}");
-                }
+                known.insert(pattern(stamp + number, UNIT), (name, *stamp, number));
             }
         }
-        "nothing".into()
+        let mut runs: Vec<(String, usize)> = Vec::new();
+        for (at, bytes) in found.chunks(BLOCK).enumerate() {
+            let from = match known.get(&bytes[..UNIT.min(bytes.len())]) {
+                Some((name, stamp, number)) if block(stamp + number)[..bytes.len()] == *bytes => {
+                    format!("{name} {stamp} from {}", at as i64 - *number as i64)
+                }
+                _ if bytes.iter().all(|byte| *byte == 0) => "zeros".into(),
+                _ => "nothing known".into(),
+            };
+            match runs.last_mut() {
+                Some((last, count)) if *last == from => *count += 1,
+                _ => runs.push((from, 1)),
+            }
+        }
+        let told = runs.iter().map(|(from, count)| format!("{count} blocks of {from}"));
+        told.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Compares the permissions of what a name leads to, once that is found, with what they may be.
+    pub fn found_mode(&self, name: &str, mode: u32) -> Option<String> {
+        let State::File(file) = self.now(name) else { return None };
+        let may_be = &self.files[file].modes;
+        let is_wrong = !may_be.is_empty() && !may_be.contains(&mode);
+        let told = || may_be.iter().map(|mode| format!("{mode:o}")).collect::<Vec<_>>().join(" ");
+        is_wrong.then(|| format!("mode {mode:o}, none of {} that may be", told()))
     }
 
     fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<String>, bool) {
@@ -625,5 +719,61 @@ mod tests {
         assert!(is_allowed(Sync::Each, &[10, 20, 40]), "as synced");
         assert!(is_allowed(Sync::Fsync, &[10, 20, 40]), "as synced");
         assert!(!is_allowed(Sync::None, &[10, 20, 40]), "nobody has synced that");
+    }
+
+    /// What may be found under a name after these steps, of which each is done.
+    fn after(steps: &[Op], name: &str, found: Option<u64>) -> bool {
+        let mut oracle = Oracle::default();
+        oracle.add("old", 1, 100);
+        steps.iter().for_each(|step| oracle.carried_out(1, step, true));
+        oracle.found(name, found.map(block).as_deref(), &Below::new()).0.is_none()
+    }
+
+    fn move_over_old() -> Op {
+        Op::Move { from: "new".into(), to: "old".into(), dir: true }
+    }
+
+    #[test]
+    fn file_moved_durably_over_another_when_a_part_of_it_was_synced_then_the_other_is_gone() {
+        for (sync, may_be_old) in [(Sync::None, true), (Sync::Syncfs, true), (Sync::Each, false)] {
+            let steps = [write("new", (0, 1), 10, sync), move_over_old()];
+            assert_eq!(after(&steps, "old", Some(100)), may_be_old, "{sync:?}");
+            assert!(after(&steps, "old", Some(10)));
+        }
+        let over = write("new", (0, 1), 20, Sync::None);
+        let steps = [write("new", (0, 1), 10, Sync::Each), over, move_over_old()];
+        assert!(after(&steps, "old", Some(100)), "nothing of it is durable any more");
+    }
+
+    #[test]
+    fn files_exchanged_or_linked_when_that_is_durable_then_each_name_has_its_file() {
+        let new = write("new", (0, 1), 10, Sync::Fsync);
+        let (one, other) = ("new".to_string(), "old".to_string());
+        for (dir, may_be) in [(false, true), (true, false)] {
+            let exchange = Op::Exchange { one: one.clone(), other: other.clone(), dir };
+            let steps = [new.clone(), exchange];
+            assert_eq!(after(&steps, "old", Some(100)), may_be);
+            assert!(after(&steps, "old", Some(10)));
+            assert!(!after(&steps, "new", None));
+            let link = Op::Link { from: one.clone(), to: "link".into(), dir };
+            let steps = [new.clone(), link.clone()];
+            assert_eq!(after(&steps, "link", None), may_be);
+            assert!(after(&steps, "link", Some(10)));
+            let synced = write("new", (0, 1), 20, Sync::Fsync);
+            assert!(!after(&[new.clone(), link, synced], "link", None), "fsync has all names");
+        }
+    }
+
+    #[test]
+    fn permissions_when_synced_then_only_those_since_may_be_found() {
+        let mut oracle = Oracle::default();
+        oracle.add("old", 1, 100);
+        let mode = |mode, sync| Op::Mode { name: "old".into(), mode, sync };
+        for step in [mode(0o600, false), mode(0o640, true), mode(0o660, false)] {
+            oracle.carried_out(1, &step, true);
+        }
+        for (mode, may_be) in [(0o644, false), (0o600, false), (0o640, true), (0o660, true)] {
+            assert_eq!(oracle.found_mode("old", mode).is_none(), may_be, "{mode:o}");
+        }
     }
 }

@@ -27,6 +27,27 @@ struct Disk {
 
 /// Which parts of a mount lie on disks of their own.
 pub const DISKS: [&str; 4] = ["tier0", "tier1", "state", "backing"];
+/// And where nothing is chosen.
+pub const DEFAULT_DISKS: [&str; 2] = ["tier0", "backing"];
+
+/// What lies where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Two tiers, the state and the backing store, each on a disk of its own.
+    Apart,
+    /// As without any choice: one tier, which the state is in, and the backing store.
+    Default,
+}
+
+impl Layout {
+    /// The disks that there are.
+    pub fn disks(self) -> &'static [&'static str] {
+        match self {
+            Layout::Apart => &DISKS,
+            Layout::Default => &DEFAULT_DISKS,
+        }
+    }
+}
 
 /// How the daemon is run until it is drained the next time.
 #[derive(Clone, Debug)]
@@ -35,6 +56,10 @@ pub struct MountSettings {
     pub passthrough: &'static str,
     pub writeback: &'static str,
     pub policy: &'static str,
+    pub durability: &'static str,
+    pub coherence: &'static str,
+    /// The sizes of the tiers; the second one is there only if the tiers lie apart.
+    pub tiers: [&'static str; 2],
 }
 
 impl MountSettings {
@@ -42,15 +67,36 @@ impl MountSettings {
     pub fn choose(random: &mut Random) -> Self {
         MountSettings {
             passthrough: random.pick::<&str>(&["off", "read", "readwrite", "readwrite"]),
-            writeback: random.pick::<&str>(&["20ms", "200ms", "close", "1h"]),
-            policy: random.pick::<&str>(&["lru", "lru", "min"]),
+            writeback: random.pick::<&str>(&["20ms", "200ms", "close", "1h", "1h", "evict"]),
+            policy: random.pick::<&str>(&["lru", "lru", "min", "s3fifo"]),
+            durability: if random.one_in(10) { "backing" } else { "local" },
+            coherence: if random.one_in(6) { "exclusive" } else { "open" },
+            ..Self::of("off", "1h")
         }
+    }
+
+    /// These, and else what most mounts have.
+    pub fn of(passthrough: &'static str, writeback: &'static str) -> Self {
+        MountSettings {
+            passthrough,
+            writeback,
+            policy: "lru",
+            durability: "local",
+            coherence: "open",
+            tiers: ["3M", "4M"],
+        }
+    }
+
+    /// With tiers that a few files fill.
+    pub fn with_small_tiers(self) -> Self {
+        Self { tiers: ["600K", "600K"], ..self }
     }
 }
 
 /// Disks, a mount, and its daemon.
 pub struct Site {
     place: tempfile::TempDir,
+    layout: Layout,
     disks: Vec<Disk>,
     daemon: Option<Child>,
     boots: u64,
@@ -58,7 +104,7 @@ pub struct Site {
 
 impl Site {
     /// Fresh disks. The process gets mounts of its own, which nobody else sees.
-    pub fn new(random: &mut Random) -> Outcome<Self> {
+    pub fn new(random: &mut Random, layout: Layout) -> Outcome<Self> {
         if !crate::os::is_root() {
             return Err(Failure::Skipped("power cuts need root".into()));
         }
@@ -74,9 +120,9 @@ impl Site {
         run_checked(Command::new("mount").args(["--make-rslave", "/"]), LIMIT)?;
         let_others_mounts_go()?;
         let place = tempfile::Builder::new().prefix("forebay-power-").tempdir_in("/dev/shm")?;
-        let disks = DISKS.iter().map(|name| Disk { name, xfs: random.one_in(2) }).collect();
-        let mut site = Self { place, disks, daemon: None, boots: 0 };
-        for dir in DISKS.iter().chain(&["mnt", "run"]) {
+        let disks = layout.disks().iter().map(|name| Disk { name, xfs: random.one_in(2) });
+        let mut site = Self { place, layout, disks: disks.collect(), daemon: None, boots: 0 };
+        for dir in layout.disks().iter().chain(&["mnt", "run"]) {
             fs::create_dir(site.path(dir))?;
         }
         fs::write(site.path("boot"), "")?;
@@ -147,10 +193,15 @@ impl Site {
         command
             .arg("mount")
             .args([text("backing/data"), text("mnt")])
-            .args(["--tier", &format!("{}=3M", text("tier0/tier"))])
-            .args(["--tier", &format!("{}=4M", text("tier1/tier"))])
-            .args(["--state-dir", &text("state/state"), "--extent-size", "64KiB", "--foreground"])
+            .args(["--tier", &format!("{}={}", text("tier0/tier"), settings.tiers[0])]);
+        if self.layout == Layout::Apart {
+            let second = format!("{}={}", text("tier1/tier"), settings.tiers[1]);
+            command.args(["--tier", &second, "--state-dir", &text("state/state")]);
+        }
+        command
+            .args(["--extent-size", "64KiB", "--foreground"])
             .args(["--passthrough", settings.passthrough, "--writeback", settings.writeback])
+            .args(["--durability", settings.durability, "--coherence", settings.coherence])
             .args(["--policy", settings.policy])
             .args(["--log-level", &std::env::var("FOREBAY_LOG_LEVEL").unwrap_or("info".into())])
             .env("FOREBAY_RUNTIME_DIR", text("run"))
@@ -233,11 +284,36 @@ impl Site {
         Ok(())
     }
 
+    /// Why the kernel can't read and write files past the daemon here, if it can't, and how many opens
+    /// it took.
+    pub fn passthrough(&self) -> Outcome<(Option<String>, u64)> {
+        let mut command = Command::new(binary()?);
+        command.args(["status", "--json"]).arg(self.path("mnt"));
+        command.env("FOREBAY_RUNTIME_DIR", self.path("run"));
+        let told: serde_json::Value = serde_json::from_str(&run_checked(&mut command, LIMIT)?)
+            .map_err(|error| Failure::at(format_args!("status is no JSON: {error}")))?;
+        let of = &told["passthrough"];
+        let opens = of["opens"].as_u64();
+        let opens = opens.ok_or_else(|| Failure::at("status tells no passthrough"))?;
+        Ok((of["reason"].as_str().map(str::to_owned), opens))
+    }
+
+    /// Stops the daemon where it is.
+    pub fn freeze(&self) -> Outcome {
+        if let Some(daemon) = &self.daemon {
+            let pid = rustix::process::Pid::from_child(daemon);
+            rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
+        }
+        Ok(())
+    }
+
     /// `forebay fsck` of the tiers; what it says, and whether it ran.
     pub fn check(&self) -> Outcome<String> {
         let mut command = Command::new(binary()?);
-        command.arg("fsck").args([self.path("tier0/tier"), self.path("tier1/tier")]);
-        command.arg("--state-dir").arg(self.path("state/state"));
+        command.arg("fsck").arg(self.path("tier0/tier"));
+        if self.layout == Layout::Apart {
+            command.arg(self.path("tier1/tier")).arg("--state-dir").arg(self.path("state/state"));
+        }
         let output = run_command(&mut command, LIMIT)?;
         let text = [output.stdout, output.stderr].concat();
         Ok(format!("{}: {}", output.status, String::from_utf8_lossy(&text)))

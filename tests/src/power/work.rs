@@ -1,15 +1,21 @@
 //! What programs do until the power fails.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync, ftruncate, rename, unlink};
+use rustix::fs::{
+    CWD, FallocateFlags, RenameFlags, fallocate, fdatasync, fsync, ftruncate, link, rename,
+    renameat_with, syncfs, unlink,
+};
 
 use super::oracle::{BLOCK, Oracle, block};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::os::{self, Map, OFlags};
+use crate::process::eventually;
 use crate::random::Random;
 use crate::subject::{binary, run_command};
 
@@ -28,7 +34,31 @@ pub enum Sync {
     Each,
     /// msync(2) of a mapping.
     Msync,
+    /// syncfs(2) of the mount, of which the kernel tells no daemon: it acknowledges nothing.
+    Syncfs,
 }
+
+/// Where a file is to be before a case goes on: without that it would be another case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// All that there is of it is on the tier of this number.
+    Tier(usize),
+    /// A part of it is on a tier.
+    Partial,
+    /// Some of it is in a spill file.
+    Spilled,
+    /// All of it that counts is in a spill file.
+    OnlySpilled,
+    /// It is on no tier, and in no spill file.
+    Nowhere,
+}
+
+/// What is open, by its name.
+pub type Held = BTreeMap<String, OwnedFd>;
+
+const EVICTION_TRIES: usize = 5;
+/// How long a file may take to come to its place.
+const MOVES: Duration = Duration::from_secs(10);
 
 /// One step. Places and counts are in blocks; block i of a write has the stamp + i.
 #[derive(Clone, Debug)]
@@ -44,9 +74,26 @@ pub enum Op {
     Read { name: String },
     Evict { name: String },
     Pause { millis: u64 },
+    Hold { name: String, fresh: bool },
+    Release { name: String },
+    Renamed { name: String, to: String },
+    SyncDir { name: String },
+    Exchange { one: String, other: String, dir: bool },
+    Link { from: String, to: String, dir: bool },
+    Mode { name: String, mode: u32, sync: bool },
+    MakeDir { name: String },
+    Look { name: String, place: Place },
 }
 
 impl Op {
+    /// A write, of a file that is emptied as it is opened.
+    pub fn emptying(mut self) -> Self {
+        if let Op::Write { fresh, .. } = &mut self {
+            *fresh = true;
+        }
+        self
+    }
+
     /// The names that it concerns.
     pub fn names(&self) -> Vec<&str> {
         match self {
@@ -57,9 +104,15 @@ impl Op {
             | Op::Remove { name, .. }
             | Op::Drain { name }
             | Op::Read { name }
-            | Op::Evict { name } => vec![name],
-            Op::Move { from, to, .. } => vec![from, to],
-            Op::Pause { .. } => Vec::new(),
+            | Op::Evict { name }
+            | Op::Hold { name, .. }
+            | Op::Release { name }
+            | Op::Mode { name, .. }
+            | Op::Look { name, .. } => vec![name],
+            Op::Renamed { name, to } => vec![name, to],
+            Op::Move { from, to, .. } | Op::Link { from, to, .. } => vec![from, to],
+            Op::Exchange { one, other, .. } => vec![one, other],
+            Op::Pause { .. } | Op::SyncDir { .. } | Op::MakeDir { .. } => Vec::new(),
         }
     }
 }
@@ -90,6 +143,18 @@ pub fn plan(random: &mut Random, oracle: &Oracle, stamp: &mut u64, count: usize)
     ops
 }
 
+/// How writes are made durable, by how often.
+const SYNCS: [Sync; 8] = [
+    Sync::None,
+    Sync::Fsync,
+    Sync::Fsync,
+    Sync::Fdatasync,
+    Sync::Open(OFlags::SYNC),
+    Sync::Open(OFlags::DSYNC),
+    Sync::Each,
+    Sync::Syncfs,
+];
+
 fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op> {
     let large = random.one_in(4);
     let name = match large {
@@ -101,15 +166,7 @@ fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op>
         *stamp += 1 << 12;
         (count, *stamp)
     };
-    let sync = *random.pick(&[
-        Sync::None,
-        Sync::Fsync,
-        Sync::Fsync,
-        Sync::Fdatasync,
-        Sync::Open(OFlags::SYNC),
-        Sync::Open(OFlags::DSYNC),
-        Sync::Each,
-    ]);
+    let sync = *random.pick(&SYNCS);
     let dir = !random.one_in(3);
     let kind = random.below(20);
     Some(match (kind, there) {
@@ -150,6 +207,9 @@ fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op>
             if to == name {
                 return None;
             }
+            if random.one_in(3) && expected.blocks(&to).is_some() {
+                return Some(Op::Exchange { one: name, other: to, dir });
+            }
             Op::Move { from: name, to, dir }
         }
         (15 | 16, Some(_)) => Op::Read { name },
@@ -162,35 +222,76 @@ fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op>
 
 /// Carries a step out. Once the power has `ended`, nothing follows a sync: a file system that goes down
 /// while it syncs may say that it has.
-pub fn carry_out(home: &Path, op: &Op, ended: &dyn Fn() -> bool) -> Outcome {
+pub fn carry_out(home: &Path, op: &Op, held: &mut Held, ended: &dyn Fn() -> bool) -> Outcome {
     let at = |name: &str| home.join(name);
     match op {
         Op::Write { name, at: from, count, stamp, fresh, sync } => {
+            let bytes = content(*count, *stamp);
+            if let (Some(fd), false, false) =
+                (held.get(name), *fresh, matches!(sync, Sync::Open(_)))
+            {
+                return write(fd, from * BLOCK, &bytes, *sync);
+            }
             let mut flags = OFlags::RDWR | OFlags::CREATE;
             flags.set(OFlags::TRUNC, *fresh);
             if let Sync::Open(how) = sync {
                 flags |= *how;
             }
-            let fd = os::open(at(name), flags, 0o644)?;
-            write(&fd, from * BLOCK, &content(*count, *stamp), *sync)
+            write(&os::open(at(name), flags, 0o644)?, from * BLOCK, &bytes, *sync)
         }
         Op::Truncate { name, blocks, sync } => {
-            let fd = os::open(at(name), OFlags::RDWR, 0)?;
-            ftruncate(&fd, (blocks * BLOCK) as u64)?;
-            if *sync {
-                fsync(&fd)?;
-            }
-            Ok(())
+            let len = (blocks * BLOCK) as u64;
+            change(home, name, held, *sync, |fd| Ok(ftruncate(fd, len)?))
         }
         Op::Punch { name, at: from, count, sync } => {
-            let fd = os::open(at(name), OFlags::RDWR, 0)?;
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(&fd, how, (from * BLOCK) as u64, (count * BLOCK) as u64)?;
-            if *sync {
-                fsync(&fd)?;
+            let (from, len) = ((from * BLOCK) as u64, (count * BLOCK) as u64);
+            change(home, name, held, *sync, |fd| Ok(fallocate(fd, how, from, len)?))
+        }
+        Op::Mode { name, mode, sync } => {
+            change(home, name, held, *sync, |fd| Ok(os::fchmod(fd, *mode)?))
+        }
+        Op::Hold { name, fresh } => {
+            let mut flags = OFlags::RDWR | OFlags::CREATE;
+            flags.set(OFlags::TRUNC, *fresh);
+            held.insert(name.clone(), os::open(at(name), flags, 0o644)?);
+            Ok(())
+        }
+        Op::Release { name } => {
+            held.remove(name);
+            Ok(())
+        }
+        Op::Renamed { name, to } => {
+            let fd = held.remove(name);
+            held.extend(fd.map(|fd| (to.clone(), fd)));
+            Ok(())
+        }
+        Op::Drain { name } => forebay("sync", home, name),
+        // It may be in use, also for a moment after a close.
+        Op::Evict { name } => {
+            let pause = Duration::from_millis(100);
+            for _ in 0..EVICTION_TRIES {
+                if forebay("evict", home, name).is_ok() || ended() {
+                    break;
+                }
+                std::thread::sleep(pause);
             }
             Ok(())
         }
+        Op::Read { name } => Ok(os::read_all(at(name)).map(drop)?),
+        Op::Look { name, place } => look(home, name, *place),
+        Op::Pause { millis } => {
+            std::thread::sleep(Duration::from_millis(*millis));
+            Ok(())
+        }
+        _ => carry_out_names(home, op, ended),
+    }
+}
+
+/// The same, of names.
+fn carry_out_names(home: &Path, op: &Op, ended: &dyn Fn() -> bool) -> Outcome {
+    let at = |name: &str| home.join(name);
+    match op {
         Op::Replace { name, count, stamp, sync, dir } => {
             let new = at(&format!("{name}.new{stamp}"));
             let fd = os::open(&new, OFlags::RDWR | OFlags::CREATE, 0o644)?;
@@ -203,25 +304,82 @@ pub fn carry_out(home: &Path, op: &Op, ended: &dyn Fn() -> bool) -> Outcome {
                 return Ok(());
             }
             rename(&new, at(name))?;
-            sync_dir(home, *dir)
+            sync_dir(&at(name), *dir)
         }
         Op::Remove { name, dir } => {
             unlink(at(name))?;
-            sync_dir(home, *dir)
+            sync_dir(&at(name), *dir)
         }
         Op::Move { from, to, dir } => {
             rename(at(from), at(to))?;
-            sync_dir(home, *dir)
+            sync_dir(&at(to), *dir)
         }
-        Op::Drain { name } => forebay("sync", home, name),
-        // It may be in use.
-        Op::Evict { name } => forebay("evict", home, name).or(Ok(())),
-        Op::Read { name } => Ok(os::read_all(at(name)).map(drop)?),
-        Op::Pause { millis } => {
-            std::thread::sleep(Duration::from_millis(*millis));
-            Ok(())
+        Op::Exchange { one, other, dir } => {
+            renameat_with(CWD, at(one), CWD, at(other), RenameFlags::EXCHANGE)?;
+            sync_dir(&at(one), *dir)
         }
+        Op::Link { from, to, dir } => {
+            link(at(from), at(to))?;
+            sync_dir(&at(to), *dir)
+        }
+        Op::MakeDir { name } => Ok(os::mkdir(at(name), 0o755)?),
+        Op::SyncDir { name } => sync_dir(&at(name), true),
+        _ => Err(Failure::at(format_args!("{op:?} is not of names"))),
     }
+}
+
+/// Changes a file that is there, by the descriptor that is held of it, if there is one.
+fn change(
+    home: &Path,
+    name: &str,
+    held: &Held,
+    sync: bool,
+    how: impl FnOnce(&OwnedFd) -> Outcome,
+) -> Outcome {
+    let opened;
+    let fd = match held.get(name) {
+        Some(fd) => fd,
+        None => {
+            opened = os::open(home.join(name), OFlags::RDWR, 0)?;
+            &opened
+        }
+    };
+    how(fd)?;
+    if sync {
+        fsync(fd)?;
+    }
+    Ok(())
+}
+
+/// Waits until a file is where it is to be.
+fn look(home: &Path, name: &str, place: Place) -> Outcome {
+    let inode = format!("{:016x}", std::fs::metadata(home.join(name))?.ino());
+    let site = home.join("../..");
+    let object = |tier: usize, end: &str| {
+        let all = site.join(format!("tier{tier}/tier/objects"));
+        let dirs = os::names(&all).unwrap_or_default();
+        dirs.iter().any(|dir| all.join(dir).join(format!("{inode}{end}")).exists())
+    };
+    let objects = || [0, 1].into_iter().filter(|tier| object(*tier, "")).collect::<Vec<usize>>();
+    let spilled = || {
+        let files = os::names(site.join("backing/data/.forebay/spill")).unwrap_or_default();
+        files.iter().any(|file| file.to_string_lossy().ends_with(&inode))
+    };
+    let is_there = || match place {
+        Place::Tier(tier) => objects() == [tier] && !spilled(),
+        Place::Partial => objects().iter().any(|tier| object(*tier, ".map")) && !spilled(),
+        Place::Spilled => spilled() && !objects().is_empty(),
+        Place::OnlySpilled => spilled() && objects().is_empty(),
+        Place::Nowhere => objects().is_empty() && !spilled(),
+    };
+    let came = eventually(MOVES, is_there);
+    ensure!(
+        came,
+        "{name} ({inode}) is on the tiers {:?}, spilled {}, not {place:?}: no such case",
+        objects(),
+        spilled()
+    );
+    Ok(())
 }
 
 fn content(count: usize, stamp: u64) -> Vec<u8> {
@@ -236,14 +394,15 @@ fn write(fd: &OwnedFd, at: usize, bytes: &[u8], sync: Sync) -> Outcome {
             return Ok(map.sync()?);
         }
         Sync::Each => write_durably(fd, at, bytes)?,
-        Sync::None | Sync::Fsync | Sync::Fdatasync | Sync::Open(_) => {
+        Sync::None | Sync::Fsync | Sync::Fdatasync | Sync::Open(_) | Sync::Syncfs => {
             os::write_at(fd, at as u64, bytes)?;
         }
     }
     match sync {
         Sync::Fsync => fsync(fd)?,
         Sync::Fdatasync => fdatasync(fd)?,
-        _ => {}
+        Sync::Syncfs => syncfs(fd)?,
+        Sync::None | Sync::Open(_) | Sync::Each | Sync::Msync => {}
     }
     Ok(())
 }
@@ -262,10 +421,10 @@ fn write_durably(fd: &OwnedFd, at: usize, bytes: &[u8]) -> Outcome {
     Ok(())
 }
 
-fn sync_dir(home: &Path, sync: bool) -> Outcome {
-    if sync {
-        let dir = os::open(home, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
-        fsync(&dir)?;
+/// fsync of the directory of a name.
+fn sync_dir(path: &Path, sync: bool) -> Outcome {
+    if let (true, Some(dir)) = (sync, path.parent()) {
+        fsync(os::open(dir, OFlags::RDONLY | OFlags::DIRECTORY, 0)?)?;
     }
     Ok(())
 }

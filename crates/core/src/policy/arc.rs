@@ -82,6 +82,10 @@ impl Order for Arc {
         self.queues.warm(objects);
     }
 
+    fn number(&mut self, objects: usize) {
+        self.queues.number(objects);
+    }
+
     fn touch(&mut self, access: &Access) {
         self.asks_again = false;
         let Some(slot) = self.queues.find(access.object) else { return };

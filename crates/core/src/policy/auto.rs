@@ -1,4 +1,4 @@
-//! Which of the classical policies suits what is asked for at the time: each of them is replayed in
+//! Which of several policies suits what is asked for at the time: each of them is replayed in
 //! a shadow of the tier, and the one whose shadow misses fewest bytes decides for the tier.
 //!
 //! A tier of many objects is represented by a sample of them, chosen by their hashes, in
@@ -13,17 +13,20 @@
 //!
 //! At a switch nothing is moved but the books: from the former policy's to the next one's, a few
 //! objects with each access, those first that would have left first; until then they are the first to
-//! leave.
+//! leave. LRU and the Gittins index have their books in common, so that the index has learnt while LRU
+//! led, and nothing is moved between them.
+
+use std::ops::{Deref, DerefMut};
 
 use super::replay::Cache;
 use super::slab::mix;
 use super::{
     Access, Admission, Candidate, Demand, Policy, PolicyConfig, Room, Snapshot, Tally, Victim,
 };
-use super::{Arc, Lru, Ordered, S3Fifo, Sieve, WTinyLfu};
+use super::{Arc, Gittins, Lru, Ordered, S3Fifo, Sieve, WTinyLfu};
 
 /// The policies that it chooses from.
-pub const CHOICES: [&str; 5] = ["lru", "sieve", "s3fifo", "arc", "wtinylfu"];
+pub const CHOICES: [&str; 6] = ["lru", "sieve", "s3fifo", "arc", "wtinylfu", "gittins"];
 
 /// Most objects, ghosts included, that all shadows hold together.
 const SAMPLE: u64 = 1 << 15;
@@ -43,9 +46,12 @@ struct Lead {
 
 const TO_LEAVE_LRU: Lead = Lead { of_missed: 0.04, of_tier: 0.1 };
 const TO_CHANGE: Lead = Lead { of_missed: 0.02, of_tier: 0.05 };
+/// From LRU to the Gittins index, which costs nothing.
+const TO_LEARN: Lead = Lead { of_missed: 0.0, of_tier: 0.02 };
 const TO_RETURN: Lead = Lead { of_missed: 0.0, of_tier: 0.01 };
 
 const LRU: usize = 0;
+const GITTINS: usize = 5;
 
 fn make(choice: usize, config: &PolicyConfig) -> Box<dyn Policy> {
     match CHOICES[choice] {
@@ -53,7 +59,48 @@ fn make(choice: usize, config: &PolicyConfig) -> Box<dyn Policy> {
         "s3fifo" => Box::new(Ordered::new(S3Fifo::new(config))),
         "arc" => Box::new(Ordered::new(Arc::new(config))),
         "wtinylfu" => Box::new(Ordered::new(WTinyLfu::new(config))),
+        "gittins" => Box::new(Ordered::new(Gittins::default())),
         _ => Box::new(Ordered::new(Lru::default())),
+    }
+}
+
+/// The policy that decides for the tier.
+#[derive(Debug)]
+enum Leader {
+    /// LRU or the Gittins index.
+    Common(Box<Ordered<Gittins>>),
+    Other(Box<dyn Policy>),
+}
+
+impl Leader {
+    fn new(choice: usize, config: &PolicyConfig) -> Self {
+        match choice {
+            LRU | GITTINS => {
+                let mut order = Gittins::default();
+                order.lead_by_recency(choice == LRU);
+                Self::Common(Box::new(Ordered::new(order)))
+            }
+            other => Self::Other(make(other, config)),
+        }
+    }
+}
+
+impl Deref for Leader {
+    type Target = dyn Policy;
+    fn deref(&self) -> &(dyn Policy + 'static) {
+        match self {
+            Self::Common(policy) => &**policy,
+            Self::Other(policy) => &**policy,
+        }
+    }
+}
+
+impl DerefMut for Leader {
+    fn deref_mut(&mut self) -> &mut (dyn Policy + 'static) {
+        match self {
+            Self::Common(policy) => &mut **policy,
+            Self::Other(policy) => &mut **policy,
+        }
     }
 }
 
@@ -135,9 +182,9 @@ pub struct Auto {
     config: PolicyConfig,
     shadows: Shadows,
     choice: usize,
-    leader: Box<dyn Policy>,
+    leader: Leader,
     /// The policy before, while objects are still on its books.
-    former: Option<Box<dyn Policy>>,
+    former: Option<Leader>,
     moving: Vec<Victim>,
     switches: u64,
     returns: u32,
@@ -152,7 +199,7 @@ impl Auto {
             config: *config,
             shadows: Shadows::new(*config),
             choice: LRU,
-            leader: make(LRU, config),
+            leader: Leader::new(LRU, config),
             former: None,
             moving: Vec::with_capacity(MOVES),
             switches: 0,
@@ -179,6 +226,11 @@ impl Auto {
         };
         if self.shadows.leads(best, self.choice, needed) {
             self.follow(best);
+        } else if self.choice == LRU {
+            let easily = Lead { of_tier: TO_LEARN.of_tier * longer, ..TO_LEARN };
+            if self.shadows.leads(GITTINS, LRU, easily) {
+                self.follow(GITTINS);
+            }
         }
     }
 
@@ -188,7 +240,11 @@ impl Auto {
         }
         self.choice = choice;
         self.switches += 1;
-        let next = make(choice, &self.config);
+        if let (Leader::Common(policy), LRU | GITTINS) = (&mut self.leader, choice) {
+            policy.order().lead_by_recency(choice == LRU);
+            return;
+        }
+        let next = Leader::new(choice, &self.config);
         self.former = Some(std::mem::replace(&mut self.leader, next));
     }
 
@@ -325,6 +381,22 @@ mod tests {
     }
 
     #[test]
+    fn lru_and_the_index_when_one_follows_the_other_then_the_books_stay() {
+        let mut policy = Auto::new(&PolicyConfig::new(100 * SIZE));
+        (0..100).for_each(|object| policy.inserted(object, SIZE));
+        policy.follow(GITTINS);
+        assert!(policy.former.is_none(), "nothing has to be moved");
+        policy.follow(LRU);
+        assert!(policy.former.is_none());
+        assert_eq!((policy.snapshot().objects, policy.snapshot().follows), (100, "lru"));
+        let mut out = Vec::new();
+        let demand = Demand { bytes: 3 * SIZE, limit: 9, busy: &|_| false };
+        policy.victims(&demand, &mut out);
+        let gone: Vec<u64> = out.iter().map(|victim| victim.object).collect();
+        assert_eq!(gone, [0, 1, 2], "those that were used least recently");
+    }
+
+    #[test]
     fn each_object_soon_used_again_then_stays_with_lru() {
         let mut cache = auto(100);
         for at in 0..30_000 {
@@ -338,7 +410,7 @@ mod tests {
         let config = PolicyConfig { admit_large: true, ..PolicyConfig::new(500 * SIZE) };
         let mut policy = Auto::new(&config);
         (0..500).for_each(|object| policy.inserted(object, SIZE));
-        for (step, choice) in [2, 3, 4, 1, 0].into_iter().enumerate() {
+        for (step, choice) in [2, 3, 5, 0, 4, 1, 0].into_iter().enumerate() {
             policy.follow(choice);
             // Some are on the former books and some on the new ones now.
             let access = Access { object: 7, size: SIZE, kind: super::super::AccessKind::Read };

@@ -61,6 +61,10 @@ impl<O: NextUseOrder> Order for Offline<O> {
         self.refile(access.object);
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn hint(&mut self, hint: &Hint<'_>) {
         self.references.hint(hint);
         hint.objects().iter().for_each(|object| self.refile(*object));

@@ -111,6 +111,10 @@ impl Order for Clock2QPlus {
         self.queues.warm(objects);
     }
 
+    fn number(&mut self, objects: usize) {
+        self.queues.number(objects);
+    }
+
     fn touch(&mut self, access: &Access) {
         let Some(slot) = self.queues.find(access.object) else { return };
         let node = *self.queues.node(slot);

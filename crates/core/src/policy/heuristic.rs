@@ -182,6 +182,10 @@ impl Order for Heuristic {
         }
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn hint(&mut self, hint: &Hint<'_>) {
         if let Hint::Append { job, objects } = *hint
             && objects.len() > TOGETHER

@@ -27,6 +27,10 @@ impl Order for Lru {
         self.queues.warm(objects);
     }
 
+    fn number(&mut self, objects: usize) {
+        self.queues.number(objects);
+    }
+
     fn touch(&mut self, access: &Access) {
         if let Some(slot) = self.queues.find(access.object) {
             self.queues.shift(slot, ALL);

@@ -356,6 +356,10 @@ impl<O: NextUseOrder> Order for Min<O> {
         order.touch(access, outlook);
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn hint(&mut self, hint: &Hint<'_>) {
         let Self { references, order, trial } = self;
         references.hint_each(hint, |references, next| {

@@ -22,6 +22,7 @@ mod belady;
 mod clock2q;
 mod gdsf;
 mod ghost;
+mod gittins;
 mod heuristic;
 mod index;
 mod kinetic;
@@ -46,6 +47,7 @@ pub use auto::{Auto, CHOICES};
 pub use belady::{belady, belady_size};
 pub use clock2q::Clock2QPlus;
 pub use gdsf::Gdsf;
+pub use gittins::Gittins;
 pub use heuristic::Heuristic;
 pub(crate) use index::Map;
 pub use lfu::Lfu;
@@ -70,6 +72,7 @@ pub const NAMES: &[&str] = &[
     "wtinylfu",
     "arc",
     "clock2q+",
+    "gittins",
     "auto",
     "belady",
     "belady-size",
@@ -290,6 +293,15 @@ pub trait Policy: Send + std::fmt::Debug {
     /// are no error.
     fn removed(&mut self, object: u64);
 
+    /// Objects are numbered from 0 to below `objects`, most of them at least, so that they are found
+    /// in arrays. Said before anything else, if at all; changes no decision.
+    fn number(&mut self, _objects: usize) {}
+
+    /// Whether it looks ahead: what does not is served as well without hints.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
     /// News about reference sequences. Policies that do not look ahead ignore it.
     fn hint(&mut self, _hint: &Hint<'_>) {}
 
@@ -363,6 +375,7 @@ pub fn by_name(name: &str, config: &PolicyConfig) -> Result<Box<dyn Policy>, Unk
         "s3fifo" => ordered(S3Fifo::new(config)),
         "sieve" => ordered(Sieve::default()),
         "gdsf" => ordered(Gdsf::default()),
+        "gittins" => ordered(Gittins::default()),
         "wtinylfu" => ordered(WTinyLfu::new(config)),
         "arc" => ordered(Arc::new(config)),
         "clock2q+" => ordered(Clock2QPlus::new(config)),

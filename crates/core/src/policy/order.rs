@@ -14,6 +14,14 @@ pub trait Order: Send + std::fmt::Debug {
     /// These objects will be looked for soon: see [`Policy::warm`].
     fn warm(&self, _objects: &[u64]) {}
 
+    /// Objects have small numbers: see [`Policy::number`].
+    fn number(&mut self, _objects: usize) {}
+
+    /// Whether it looks ahead: see [`Policy::looks_ahead`].
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
     /// News about reference sequences.
     fn hint(&mut self, _hint: &Hint<'_>) {}
 
@@ -68,6 +76,11 @@ impl<O: Order> Ordered<O> {
     pub fn new(order: O) -> Self {
         Self { order, tally: Tally::default() }
     }
+
+    /// The order.
+    pub(super) fn order(&mut self) -> &mut O {
+        &mut self.order
+    }
 }
 
 impl<O: Order> Policy for Ordered<O> {
@@ -91,6 +104,14 @@ impl<O: Order> Policy for Ordered<O> {
 
     fn removed(&mut self, object: u64) {
         self.order.remove(object);
+    }
+
+    fn number(&mut self, objects: usize) {
+        self.order.number(objects);
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.order.looks_ahead()
     }
 
     fn hint(&mut self, hint: &Hint<'_>) {

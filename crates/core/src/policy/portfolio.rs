@@ -72,6 +72,10 @@ impl Policy for Portfolio {
         }
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn hint(&mut self, hint: &Hint<'_>) {
         for member in &mut self.members {
             member.hint(hint);

@@ -45,6 +45,11 @@ impl<const RESIDENT: u8, const N: usize, T> Default for Queues<RESIDENT, N, T> {
 }
 
 impl<const RESIDENT: u8, const N: usize, T: Copy> Queues<RESIDENT, N, T> {
+    /// To be called of empty ones: see [`Slab::number`].
+    pub fn number(&mut self, objects: usize) {
+        self.slab.number(objects);
+    }
+
     /// The slot of an object, resident or a ghost.
     pub fn find(&self, object: u64) -> Option<u32> {
         self.slab.find(object)

@@ -108,6 +108,7 @@ impl Cache {
     pub fn numbered(mut self, objects: usize) -> Self {
         debug_assert_eq!(self.used, 0, "numbered before its first request");
         self.resident.numbered = vec![NONE; objects];
+        self.policy.number(objects);
         self
     }
 

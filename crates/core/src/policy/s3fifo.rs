@@ -130,6 +130,10 @@ impl Order for S3Fifo {
         self.queues.warm(objects);
     }
 
+    fn number(&mut self, objects: usize) {
+        self.queues.number(objects);
+    }
+
     fn touch(&mut self, access: &Access) {
         let Some(slot) = self.queues.find(access.object) else { return };
         if self.queues.is_resident(slot) {

@@ -4,7 +4,8 @@
 //! The table is open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4,
 //! algorithms L and R: removal without tombstones). It holds eight bytes for an object, a part of its
 //! hash and its slot, so that a look-up touches one cache line of the table and one of the slots, and
-//! nothing but the table when it grows or an object leaves.
+//! nothing but the table when it grows or an object leaves. Where it is known that objects have small
+//! numbers, an array takes the table's place for them.
 
 use std::ops::{Index, IndexMut};
 
@@ -114,23 +115,40 @@ struct Entry<T> {
 #[derive(Debug, Clone)]
 pub(crate) struct Slab<T> {
     table: Table,
+    /// The slots of objects with small numbers, [`NIL`] for those that have none.
+    numbered: Vec<u32>,
+    /// How many of them have one.
+    of_numbered: u64,
     entries: Vec<Entry<T>>,
     free: u32,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { table: Table::new(), entries: Vec::new(), free: NIL }
+        let (table, numbered, entries) = (Table::new(), Vec::new(), Vec::new());
+        Self { table, numbered, of_numbered: 0, entries, free: NIL }
     }
 }
 
 impl<T: Copy> Slab<T> {
     pub fn len(&self) -> u64 {
-        self.table.len as u64
+        self.table.len as u64 + self.of_numbered
+    }
+
+    /// To be called of an empty one: most objects are numbered from 0 to below `objects`.
+    pub fn number(&mut self, objects: usize) {
+        debug_assert_eq!(self.len(), 0, "numbered before the first object");
+        self.numbered = vec![NIL; objects];
     }
 
     pub fn find(&self, object: u64) -> Option<u32> {
-        self.table.find(Table::tag(object), |slot| self.entries[slot as usize].object == object)
+        match self.numbered.get(object as usize) {
+            Some(&slot) => (slot != NIL).then_some(slot),
+            None => {
+                let is = |slot: u32| self.entries[slot as usize].object == object;
+                self.table.find(Table::tag(object), is)
+            }
+        }
     }
 
     /// Looks for objects without a use for the answers yet. With a million objects nearly every
@@ -139,10 +157,17 @@ impl<T: Copy> Slab<T> {
     /// by one take hardly longer than those of one.
     pub fn warm(&self, objects: &[u64]) {
         for &object in objects {
-            std::hint::black_box(self.table.cells[self.table.home(Table::tag(object))]);
+            match self.numbered.get(object as usize) {
+                Some(slot) => _ = std::hint::black_box(*slot),
+                None => {
+                    let home = self.table.home(Table::tag(object));
+                    std::hint::black_box(self.table.cells[home]);
+                }
+            }
         }
         for &object in objects {
-            std::hint::black_box(self.find(object));
+            let slot = self.find(object);
+            std::hint::black_box(slot.map(|slot| self.entries[slot as usize].object));
         }
     }
 
@@ -173,14 +198,26 @@ impl<T: Copy> Slab<T> {
             self.entries[slot as usize] = entry;
             slot
         };
-        self.table.insert(Table::tag(object), slot);
+        match self.numbered.get_mut(object as usize) {
+            Some(cell) => {
+                *cell = slot;
+                self.of_numbered += 1;
+            }
+            None => self.table.insert(Table::tag(object), slot),
+        }
         slot
     }
 
     /// Frees a slot; gives back what it held.
     pub fn remove(&mut self, slot: u32) -> T {
         let entry = &mut self.entries[slot as usize];
-        self.table.remove(Table::tag(entry.object), slot);
+        match self.numbered.get_mut(entry.object as usize) {
+            Some(cell) => {
+                *cell = NIL;
+                self.of_numbered -= 1;
+            }
+            None => self.table.remove(Table::tag(entry.object), slot),
+        }
         entry.object = u64::from(self.free);
         self.free = slot;
         entry.value
@@ -218,8 +255,10 @@ mod tests {
         #[test]
         fn slab_any_history_then_like_a_map(
             steps in prop::collection::vec((0..300u64, any::<bool>(), 0..3u64), 0..600),
+            numbered in prop::sample::select(vec![0, 1, 150, 1_000]),
         ) {
             let mut slab: Slab<u64> = Slab::default();
+            slab.number(numbered);
             let mut model = BTreeMap::new();
             for (at, (low, insert, stride)) in steps.into_iter().enumerate() {
                 // Neighbours, multiples of a power of two, and numbers near the end.

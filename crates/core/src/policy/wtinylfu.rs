@@ -108,6 +108,10 @@ impl Order for WTinyLfu {
         "wtinylfu"
     }
 
+    fn number(&mut self, objects: usize) {
+        self.queues.number(objects);
+    }
+
     fn touch(&mut self, access: &Access) {
         self.sketch.count(access.object);
         match self.queues.find(access.object) {

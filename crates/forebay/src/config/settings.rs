@@ -148,7 +148,7 @@ pub const SETTINGS: &[Setting] = &[
         "policy",
         "NAME",
         Some("s3fifo"),
-        "The replacement policy, which decides what leaves a full tier. `auto` follows whichever of lru, sieve, s3fifo, arc and wtinylfu would miss fewest bytes.",
+        "The replacement policy, which decides what leaves a full tier. `auto` follows whichever of lru, sieve, s3fifo, arc, wtinylfu, gittins would miss fewest bytes.",
     ),
     one(
         "writeback",

@@ -118,22 +118,57 @@ impl BadDisk {
         let handler = Arc::new(Served(sectors.clone()));
         let served = Session::new(mount, &options, handler).unwrap().spawn().unwrap();
         let disk = BadDisk { dir: dir.to_owned(), sectors, served: Some(served), device };
-        let image = disk.device.path().join("disk");
-        let image = image.to_str().unwrap();
-        let dir = dir.to_str().unwrap();
-        let steps = [
-            ("mkfs.ext4", vec!["-q", "-F", "-b", "4096", image]),
-            ("mount", vec!["-o", "loop", image, dir]),
-        ];
-        for (program, args) in steps {
-            let mut command = Command::new("timeout");
-            let (code, text) = outcome(command.arg("60").arg(program).args(args));
-            if code != 0 {
-                eprintln!("skipped: {program}: {text}");
-                return None;
+        let image = disk.image();
+        disk.run("mkfs.ext4", &["-q", "-F", "-b", "4096", &image])?;
+        disk.mount()?;
+        Some(disk)
+    }
+
+    fn image(&self) -> String {
+        self.device.path().join("disk").to_str().unwrap().to_owned()
+    }
+
+    /// What a program says; nothing if it fails.
+    fn run(&self, program: &str, args: &[&str]) -> Option<String> {
+        let mut command = Command::new("timeout");
+        let (code, text) = outcome(command.arg("60").arg(program).args(args));
+        if code != 0 {
+            eprintln!("skipped: {program}: {text}");
+        }
+        (code == 0).then_some(text)
+    }
+
+    fn mount(&self) -> Option<()> {
+        let (image, dir) = (self.image(), self.dir.to_str().unwrap().to_owned());
+        self.run("mount", &["-o", "loop", &image, &dir]).map(drop)
+    }
+
+    /// Says whether nobody uses it any more.
+    fn unmount(&self) -> bool {
+        for _ in 0..100 {
+            let flags = rustix::mount::UnmountFlags::empty();
+            match rustix::mount::unmount(&self.dir, flags) {
+                Err(rustix::io::Errno::BUSY) => std::thread::sleep(Duration::from_millis(50)),
+                done => return done.is_ok(),
             }
         }
-        Some(disk)
+        false
+    }
+
+    /// From now on the extended attributes of a file can't be read; nobody may use the disk meanwhile.
+    /// Whether they lie in a block of their own.
+    pub fn spoil_attributes(&self, path: &Path) -> bool {
+        let below = path.strip_prefix(fs::canonicalize(&self.dir).unwrap()).unwrap();
+        // Nothing of it is in memory afterwards.
+        assert!(self.unmount(), "the disk is in use");
+        let request = format!("stat /{}", below.display());
+        let said = self.run("debugfs", &["-R", &request, &self.image()]).unwrap_or_default();
+        let block = said.split("File ACL: ").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let block = block.and_then(|block| block.parse::<u64>().ok()).filter(|block| *block > 0);
+        let place = block.map(|block| block * SECTOR..(block + 1) * SECTOR);
+        self.sectors.bad.lock().extend(place);
+        self.mount().expect("it is mounted again");
+        block.is_some()
     }
 
     /// From now on what a file has can't be read. Whether it has anything.
@@ -160,13 +195,7 @@ impl BadDisk {
 
 impl Drop for BadDisk {
     fn drop(&mut self) {
-        for _ in 0..100 {
-            let flags = rustix::mount::UnmountFlags::empty();
-            match rustix::mount::unmount(&self.dir, flags) {
-                Err(rustix::io::Errno::BUSY) => std::thread::sleep(Duration::from_millis(50)),
-                _ => break,
-            }
-        }
+        self.unmount();
         let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
         let _ = fs::remove_dir(&self.dir);
         drop(self.served.take());

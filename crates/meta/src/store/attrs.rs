@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::draft::committed_record;
 use super::{Accessed, Draft, MetaStore, Queue, Times, XattrFlags};
 use crate::codec;
@@ -12,6 +14,78 @@ use crate::types::{Ino, Record, Timestamp, XattrState};
 
 /// Extended attributes of an inode: names and values.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// How much room extended attributes take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XattrSizes {
+    /// Bytes of their names in a list, each with a zero byte.
+    pub listed: usize,
+    /// Bytes of names and values.
+    pub kept: usize,
+}
+
+impl XattrSizes {
+    fn of(name: &[u8], value: &[u8]) -> Self {
+        Self { listed: name.len() + 1, kept: name.len() + value.len() }
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self { listed: self.listed + other.listed, kept: self.kept + other.kept }
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self {
+            listed: self.listed.saturating_sub(other.listed),
+            kept: self.kept.saturating_sub(other.kept),
+        }
+    }
+}
+
+/// The room that the extended attributes of some inodes take, so that one more need not look at all
+/// others. Each is of one state of its record.
+#[derive(Default)]
+pub(super) struct KnownSizes(Mutex<Sizes>);
+
+#[derive(Default)]
+struct Sizes {
+    known: Vec<(Ino, u64, XattrSizes)>,
+    /// How often some were forgotten.
+    forgotten: u64,
+}
+
+impl KnownSizes {
+    /// Programs set the attributes of one file after the other.
+    const MOST: usize = 64;
+
+    fn get(&self, ino: Ino, change: u64) -> Option<XattrSizes> {
+        let sizes = self.0.lock();
+        let found = sizes.known.iter().find(|(of, at, _)| (*of, *at) == (ino, change));
+        found.map(|(_, _, sizes)| *sizes)
+    }
+
+    fn forgotten(&self) -> u64 {
+        self.0.lock().forgotten
+    }
+
+    /// Unless any were forgotten since: attributes that are read anew leave the record as it is.
+    fn set(&self, ino: Ino, change: u64, found: XattrSizes, forgotten: u64) {
+        let mut sizes = self.0.lock();
+        if sizes.forgotten != forgotten {
+            return;
+        }
+        sizes.known.retain(|(of, ..)| *of != ino);
+        if sizes.known.len() >= Self::MOST {
+            sizes.known.remove(0);
+        }
+        sizes.known.push((ino, change, found));
+    }
+
+    fn forget(&self, ino: Ino) {
+        let mut sizes = self.0.lock();
+        sizes.known.retain(|(of, ..)| *of != ino);
+        sizes.forgotten += 1;
+    }
+}
 
 impl MetaStore {
     /// Changes attributes and flags, bumps `change`, sets ctime if `now` is given. Number, type,
@@ -147,6 +221,40 @@ impl MetaStore {
         named.collect()
     }
 
+    /// The room that all extended attributes take but the one of this name.
+    ///
+    /// # Errors
+    /// As [`MetaStore::xattr_get`].
+    pub fn xattr_others(&self, ino: Ino, name: &[u8]) -> Result<XattrSizes> {
+        let _locked = self.lock(&[ino]);
+        let record = self.load_locked(ino)?.ok_or(Error::Stale(ino))?;
+        if known(&record)? != XattrState::Some {
+            return Ok(XattrSizes::default());
+        }
+        // What others change, no state of the record that is known here need tell.
+        let known = self.xattr_sizes.get(ino, record.change).filter(|_| self.exclusive);
+        let all = match known {
+            Some(sizes) => sizes,
+            None => {
+                let forgotten = self.xattr_sizes.forgotten();
+                let sizes = self.scan_xattr_sizes(ino)?;
+                self.xattr_sizes.set(ino, record.change, sizes, forgotten);
+                sizes
+            }
+        };
+        let own = self.read_xattr(ino, name)?;
+        Ok(own.map_or(all, |value| all.without(XattrSizes::of(name, &value))))
+    }
+
+    fn scan_xattr_sizes(&self, ino: Ino) -> Result<XattrSizes> {
+        let mut all = XattrSizes::default();
+        for (key, value) in self.scan(&keys::xattr(ino, b""), None, usize::MAX)?.items {
+            let value = codec::decode_bytes("an extended attribute", &value)?;
+            all = all.with(XattrSizes::of(key.get(9..).unwrap_or_default(), &value));
+        }
+        Ok(all)
+    }
+
     /// Sets an extended attribute, queued.
     ///
     /// # Errors
@@ -161,7 +269,8 @@ impl MetaStore {
     ) -> Result<Arc<Record>> {
         // What it answers may depend on it.
         self.get(ino)?;
-        self.edit_one(ino, |draft, before| {
+        let mut sizes = None;
+        let record = self.edit_one(ino, |draft, before| {
             let state = known(before)?;
             if flags != XattrFlags::Either {
                 let exists = state == XattrState::Some && self.read_xattr(ino, name)?.is_some();
@@ -173,8 +282,42 @@ impl MetaStore {
             }
             draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
             draft.edit(ino)?.xattrs = XattrState::Some;
+            sizes = self.sizes_after(ino, before, name, Some(value))?;
             xattrs_changed(draft, ino, now)
-        })
+        })?;
+        self.sizes_follow(&record, sizes);
+        Ok(record)
+    }
+
+    /// The room that extended attributes take after a change of one, if it is known, and how often some
+    /// were forgotten until now.
+    fn sizes_after(
+        &self,
+        ino: Ino,
+        before: &Record,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<Option<(XattrSizes, u64)>> {
+        let forgotten = self.xattr_sizes.forgotten();
+        let all = match before.xattrs {
+            XattrState::None => Some(XattrSizes::default()),
+            _ => self.xattr_sizes.get(ino, before.change),
+        };
+        let Some(mut all) = all.filter(|_| self.exclusive) else { return Ok(None) };
+        if before.xattrs == XattrState::Some
+            && let Some(old) = self.read_xattr(ino, name)?
+        {
+            all = all.without(XattrSizes::of(name, &old));
+        }
+        all = value.map_or(all, |value| all.with(XattrSizes::of(name, value)));
+        Ok(Some((all, forgotten)))
+    }
+
+    /// After that change.
+    fn sizes_follow(&self, record: &Record, sizes: Option<(XattrSizes, u64)>) {
+        if let Some((sizes, forgotten)) = sizes {
+            self.xattr_sizes.set(record.ino, record.change, sizes, forgotten);
+        }
     }
 
     /// Removes an extended attribute, queued.
@@ -183,7 +326,8 @@ impl MetaStore {
     /// `NoXattr` if there is none; as [`MetaStore::xattr_get`].
     pub fn xattr_remove(&self, ino: Ino, name: &[u8], now: Timestamp) -> Result<Arc<Record>> {
         self.get(ino)?;
-        self.edit_one(ino, |draft, before| {
+        let mut sizes = None;
+        let record = self.edit_one(ino, |draft, before| {
             if known(before)? == XattrState::None || self.read_xattr(ino, name)?.is_none() {
                 return Err(Error::NoXattr);
             }
@@ -191,8 +335,11 @@ impl MetaStore {
             if self.scan(&keys::xattr(ino, b""), None, 2)?.items.len() == 1 {
                 draft.edit(ino)?.xattrs = XattrState::None;
             }
+            sizes = self.sizes_after(ino, before, name, None)?;
             xattrs_changed(draft, ino, now)
-        })
+        })?;
+        self.sizes_follow(&record, sizes);
+        Ok(record)
     }
 
     /// Import: what the backing store has; not queued. Does nothing if they are known already.
@@ -208,6 +355,7 @@ impl MetaStore {
             if before.xattrs != XattrState::Unknown {
                 return Ok(());
             }
+            self.xattr_sizes.forget(ino);
             for (name, value) in xattrs {
                 draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
             }
@@ -232,6 +380,7 @@ impl MetaStore {
                 if before.is_none_or(|before| before.xattrs != XattrState::Unknown) {
                     continue;
                 }
+                self.xattr_sizes.forget(*ino);
                 for (name, value) in xattrs {
                     draft.put(keys::xattr(*ino, name), codec::encode_bytes(value));
                 }
@@ -252,6 +401,7 @@ impl MetaStore {
 
     /// Forgets imported extended attributes: they are read again when needed.
     pub(super) fn forget_xattrs(&self, draft: &mut Draft<'_>, ino: Ino) -> Result<()> {
+        self.xattr_sizes.forget(ino);
         if draft.edit(ino)?.xattrs == XattrState::Some {
             let prefix = keys::xattr(ino, b"");
             for (bytes, _) in self.scan(&prefix, None, usize::MAX)?.items {

@@ -290,6 +290,11 @@ impl<'a> Draft<'a> {
         }
         let bases = std::mem::take(&mut self.bases);
         self.expect_bases(&bases);
+        let is_fresh = |edit: &&Edit| edit.before.is_none() && !edit.after.is_directory();
+        let fresh: SmallVec<[Ino; 4]> =
+            edits.iter().filter(is_fresh).map(|edit| edit.after.ino).collect();
+        // Before and after: a sync that begins in between may or may not have them.
+        self.store.fresh.note(&fresh);
         let committed = if self.transaction.write.is_empty() {
             Ok(true)
         } else if self.delta == Delta::default() && self.seqs.is_empty() {
@@ -297,6 +302,7 @@ impl<'a> Draft<'a> {
         } else {
             self.execute_with_counts()
         };
+        self.store.fresh.note(&fresh);
         if !matches!(committed, Ok(true)) {
             self.forget(&edits, &bases);
         }

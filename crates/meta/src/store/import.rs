@@ -290,7 +290,7 @@ impl MetaStore {
     }
 
     /// The entries of a directory were changed by others at this time: it is that of the directory, unless
-    /// that is later. Says whether it was not.
+    /// something of it was changed here later. Says whether that was not so.
     ///
     /// # Errors
     /// `Stale` if there is no such inode.
@@ -298,12 +298,13 @@ impl MetaStore {
         self.retry(|| {
             let _locked = self.lock(&[dir]);
             let before = self.load_locked(dir)?.ok_or(Error::Stale(dir))?;
-            if before.attr.mtime >= changed || !before.is_directory() {
+            if !before.is_directory() {
                 return Ok(false);
             }
             let mut draft = Draft::new(self);
-            let attr = &mut draft.edit(dir)?.attr;
-            (attr.mtime, attr.ctime) = (changed, attr.ctime.max(changed));
+            if !draft.edit(dir)?.entries_changed_by_others(changed) {
+                return Ok(false);
+            }
             draft.commit()?;
             Ok(true)
         })
@@ -318,7 +319,8 @@ fn may_have_names(found: &Found) -> bool {
 /// Backing inode numbers are used again after a removal: an object counts as the same if it is of
 /// the same type and was born at the same time, or, where births are not known, has the same size and
 /// modification time. One that was imported with several names, and was changed here, may have another
-/// time: a worker may be writing it.
+/// time: a worker may be writing it. What others have made of it is not its own any more: then no version
+/// is known of it.
 fn is_same_file(record: &Record, found: &Found) -> bool {
     let number = found.fingerprint.ino;
     let known = record.backing.fingerprint;
@@ -333,7 +335,9 @@ fn is_same_file(record: &Record, found: &Found) -> bool {
             && print.born == found.fingerprint.born
             && print.ino == number
     });
-    let may_be_written = record.hard_link == Some(number) && record.differs();
+    let may_be_written = record.hard_link == Some(number)
+        && known.is_some_and(|print| print.ino == number)
+        && record.differs();
     let proven = same_birth || unchanged || may_be_written;
     record.attr.kind == found.attr.kind && same_inode && proven
 }

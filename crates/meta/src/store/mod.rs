@@ -9,6 +9,7 @@ mod check;
 mod copies;
 mod draft;
 mod entries;
+mod fresh;
 mod gathered;
 mod import;
 mod locks;
@@ -33,7 +34,7 @@ use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 pub use api::*;
-pub use attrs::Xattrs;
+pub use attrs::{XattrSizes, Xattrs};
 pub use changes::Moment;
 pub use copies::CopiesMade;
 pub use members::{Member, NodeName};
@@ -114,6 +115,8 @@ pub struct MetaStore {
     growth: Growth,
     /// Times of buckets, with the stamps from before they were read.
     touched: Cache<(Ino, u16), (Touched, Option<Stamp>)>,
+    xattr_sizes: attrs::KnownSizes,
+    fresh: fresh::Fresh,
     /// Written with every transaction that changes it, hence locked over its commit.
     counts: Mutex<Counts>,
     /// As which node of a cluster to join.
@@ -183,6 +186,8 @@ impl MetaStore {
             name: options.node.clone(),
             resume: options.resume,
             member: OnceLock::new(),
+            xattr_sizes: attrs::KnownSizes::default(),
+            fresh: fresh::Fresh::default(),
             own_entry: Mutex::default(),
             shown: ShownCounts::default(),
             executes: AtomicU64::new(0),
@@ -558,14 +563,6 @@ impl MetaStore {
         self.execute(&transaction).map(|_| ())
     }
 
-    /// Returns when all that was done before survives the loss of power.
-    ///
-    /// # Errors
-    /// If the engine fails.
-    pub fn sync(&self) -> Result<()> {
-        Ok(self.engine.sync()?)
-    }
-
     /// Fails if something that was acknowledged of an inode is lost and nobody has said so to a call of
     /// this kind yet: once for each.
     ///
@@ -776,5 +773,15 @@ impl Record {
     fn entries_changed(&mut self, now: Timestamp) {
         self.attr.mtime = now;
         self.attr.ctime = now;
+    }
+
+    /// As [`Record::entries_changed`], by others, at a time that may have passed: a time that a program
+    /// has set here since stays. Says whether nothing was changed here since.
+    fn entries_changed_by_others(&mut self, at: Timestamp) -> bool {
+        let is_later = at > self.attr.ctime;
+        if is_later {
+            self.entries_changed(at);
+        }
+        is_later
     }
 }

@@ -196,7 +196,7 @@ impl MetaStore {
         record.links.remove(&Link::new(dir, name));
         record.backing.links.remove(&Link::new(dir, name));
         record.attr.nlink = record.attr.nlink.saturating_sub(1);
-        record.attr.ctime = now;
+        record.attr.ctime = record.attr.ctime.max(now);
         record.change += 1;
         if record.links.is_empty() {
             record.queued = None;
@@ -204,7 +204,7 @@ impl MetaStore {
         let gone = record.links.is_empty();
         let directory = (kind == FileKind::Directory).then(|| record.attr.clone());
         draft.change_entry(dir, name, (ino, kind), None);
-        draft.edit(dir)?.entries_changed(now);
+        draft.edit(dir)?.entries_changed_by_others(now);
         if kind == FileKind::Directory {
             draft.add_subdirs(dir, -1)?;
         }

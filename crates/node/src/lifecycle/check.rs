@@ -633,6 +633,8 @@ impl Check<'_> {
                 crate::residency::aside::give_up_lost(self.meta, record.ino)?;
                 self.checked
                     .problem(true, format!("{path}: what was written and is gone is given up"));
+            } else if let Some(kept) = self.unreadable_aside(&record)? {
+                self.checked.problem(false, format!("{path}: its object was set aside as {kept}, and the device does not give its header; `forebay fsck --repair` puts it back when the device is well, and `forebay fsck --accept-loss` gives it up"));
             } else if let Some(why) = self.unusable_spills.get(&record.ino.0) {
                 self.checked.problem(false, format!("{path}: it is newer than the backing store, and its spill file can't be used ({why}); `forebay fsck --accept-loss` sets it aside and gives it up"));
             } else {
@@ -681,6 +683,20 @@ impl Check<'_> {
         })
     }
 
+    /// The object of a dirty file that was set aside, and whose header the device does not give.
+    fn unreadable_aside(&self, record: &Record) -> Result<Option<String>> {
+        for tier in self.tiers {
+            for aside in recover::set_aside(tier.path())? {
+                if aside.ino == Some(record.ino.0)
+                    && recover::header_of(&aside).as_ref().is_err_and(is_unreadable)
+                {
+                    return Ok(Some(aside.path.display().to_string()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The object that was set aside of a dirty file and has all that is needed to use it again: with
     /// its map, or without one if it can't have had holes where an older version shows through.
     fn to_put_back(&self, record: &Record) -> Result<Option<(&DirTier, Aside, Header)>> {
@@ -698,6 +714,8 @@ impl Check<'_> {
                     (Ok(header), _) if header.dirty => header.whole,
                     // It says that it is a copy.
                     (Ok(_), _) => continue,
+                    // No other one can be put in its place either, until the device is well.
+                    (Err(error), _) if is_unreadable(error) => continue,
                     (Err(_), map) => !map,
                 };
                 let sound = match whole {
@@ -717,6 +735,11 @@ impl Check<'_> {
         }
         Ok(None)
     }
+}
+
+/// Whether a device did not give something. What it gave may make no sense all the same.
+pub(crate) fn is_unreadable(error: &StoreError) -> bool {
+    error.errno() == libc::EIO && !matches!(error, StoreError::Damaged { .. })
 }
 
 /// The header that an object of a file should have, by its record.

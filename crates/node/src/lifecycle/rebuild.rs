@@ -20,7 +20,9 @@ use crate::clock;
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::check::{CheckRequest, Checked, header_of, open_meta, path_of};
+use crate::lifecycle::check::{
+    CheckRequest, Checked, header_of, is_unreadable, open_meta, path_of,
+};
 use crate::lifecycle::recover::RECOVERED;
 use crate::node::Node;
 use crate::residency::synced::is_announced;
@@ -261,7 +263,17 @@ impl Node {
             else {
                 continue;
             };
-            let header = recover::header_of(&aside).ok().filter(|header| header.dirty);
+            let header = recover::header_of(&aside);
+            if header.as_ref().is_err_and(is_unreadable) {
+                // Nor does the device take another one.
+                let (path, kept) = (known.path.display(), aside.path.display());
+                let what = format!(
+                    "{path}: its object is set aside as {kept}, and the device does not give its header"
+                );
+                checked.problem(true, what);
+                continue;
+            }
+            let header = header.ok().filter(|header| header.dirty);
             let whole = header.as_ref().map_or(!aside.map, |header| header.whole);
             let sound = match whole {
                 true => known.base.is_none() || recover::is_full(&aside.path).unwrap_or(false),
@@ -355,6 +367,8 @@ impl Node {
         spill.set_len(size)?;
         spill.file().set_times(None, Some(stat.mtime))?;
         spill.sync(false)?;
+        // It may have been.
+        self.residency.note_acknowledged(record.ino)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = size;
             record.attr.mtime = stat.mtime;

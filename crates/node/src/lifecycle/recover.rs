@@ -752,7 +752,7 @@ impl Node {
             if self.residency.residents.get(ino.0).is_some() {
                 continue;
             }
-            if !trust.unsynced && !spill.has_map() {
+            if !trust.unsynced && !spill.has_map() && !spill.is_acknowledged() {
                 self.writeback
                     .set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
             }

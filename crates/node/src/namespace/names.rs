@@ -400,24 +400,12 @@ impl Node {
             _ => {}
         }
         self.given_up.check(context)?;
-        if target.is_some() && !source.dirty && self.residency.is_unsettled(source.ino) {
-            // A crash of the machine may leave less of it than there is now, and then what it is to
-            // replace stays: how much there is must be known.
-            match self
-                .residency
-                .settle_by(&self.residency.files.get(source.ino), Some(Instant::now()))
-            {
-                // Another node has it by now, and says how much there is.
-                Err(NodeError::Posix(Errno::STALE)) => {}
-                settled => drop(settled?),
+        let (stands, at) = (Link::new(from_dir, from), Link::new(to_dir, to));
+        let replacing = match (flags.exchange, target.as_deref()) {
+            (true, Some(other)) => {
+                self.begin_exchange(context, (&source, &at), (other, &stands))?
             }
-        }
-        let replacing = match flags.exchange {
-            true => Replacing::default(),
-            false => {
-                let at = Link::new(to_dir, to);
-                self.residency.begin_replacing(context, &source, target.as_deref(), &at)?
-            }
+            (_, target) => self.begin_replacing(context, &source, target, &at)?,
         };
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
@@ -454,6 +442,41 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// A file is about to take a name, which may be another one's.
+    fn begin_replacing(
+        &self,
+        context: &Context,
+        source: &Record,
+        target: Option<&Record>,
+        at: &Link,
+    ) -> Result<Replacing> {
+        if target.is_some() && !source.dirty && self.residency.is_unsettled(source.ino) {
+            // A crash of the machine may leave less of it than there is now, and then what it is to
+            // replace stays: how much there is must be known.
+            match self
+                .residency
+                .settle_by(&self.residency.files.get(source.ino), Some(Instant::now()))
+            {
+                // Another node has it by now, and says how much there is.
+                Err(NodeError::Posix(Errno::STALE)) => {}
+                settled => drop(settled?),
+            }
+        }
+        self.residency.begin_replacing(context, source, target, at)
+    }
+
+    /// Two files are about to take each other's names: each goes on from its own, and replaces nobody.
+    fn begin_exchange(
+        &self,
+        context: &Context,
+        (one, at): (&Record, &Link),
+        (other, at_other): (&Record, &Link),
+    ) -> Result<Replacing> {
+        self.residency.begin_replacing(context, one, None, at)?;
+        self.residency.begin_replacing(context, other, None, at_other)?;
+        Ok(Replacing::default())
     }
 
     /// The target of a symbolic link.

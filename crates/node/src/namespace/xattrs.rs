@@ -241,11 +241,10 @@ impl Node {
             },
             _ => {}
         }
-        let all = self.meta.xattr_all(ino)?;
-        let others = || all.iter().filter(|(other, _)| other != name);
-        let listed: usize = others().map(|(other, _)| other.len() + 1).sum();
-        let kept: usize = others().map(|(other, value)| other.len() + value.len()).sum();
-        if listed + name.len() + 1 > LIST_MAX || kept + name.len() + value.len() > ALL_MAX {
+        let others = self.meta.xattr_others(ino, name)?;
+        if others.listed + name.len() + 1 > LIST_MAX
+            || others.kept + name.len() + value.len() > ALL_MAX
+        {
             return Err(Errno::NOSPC.into());
         }
         self.writeback.check_attribute_fits(context, name, value)?;

@@ -335,9 +335,10 @@ impl Node {
     }
 
     /// Before the kernel writes a file without asking: whatever it makes durable by itself, also by
-    /// `msync` or for `O_DSYNC`, is nothing without a header that says that the object is dirty. An
-    /// object without bytes can wait: what makes the first of them durable makes what was done to the
-    /// object before durable as well. `durably` if each write is to last, and so the name, too.
+    /// `msync` or for `RWF_DSYNC`, is nothing without a header that says that the object is dirty, nor
+    /// without a record of its file. An object without bytes can wait: what makes the first of them durable
+    /// makes what was done to the object before durable as well, and the name of a new file is not what
+    /// such calls promise. `durably` if each write is to last, and so the name, too.
     pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
         if durably {
             return self.residency.sync_file(file, false);
@@ -346,6 +347,9 @@ impl Node {
         let Some(place) = &location.place else { return Ok(()) };
         if place.object.len()? == 0 {
             return self.residency.note_unseen_syncs(place);
+        }
+        if !self.meta.is_surely_kept(file.ino) {
+            self.meta.sync()?;
         }
         self.residency.note_sync(place)?;
         if let Some(seen) = place.headers.unsynced() {

@@ -168,7 +168,9 @@ impl Node {
         let Some(place) = &location.place else { return false };
         self.residency.passthrough_refusal().is_none()
             && place.presence.is_none()
-            && (!place.dirty.load(Ordering::Acquire) || place.headers.unsynced().is_some())
+            && (!self.meta.is_surely_kept(file.ino)
+                || !place.dirty.load(Ordering::Acquire)
+                || place.headers.unsynced().is_some())
             && place.object.len().is_ok_and(|len| len > 0)
     }
 

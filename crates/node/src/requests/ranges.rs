@@ -302,13 +302,17 @@ impl Node {
         let mut done = 0;
         while done < length {
             let want = buffer.len().min(usize::try_from(length - done).unwrap_or(PIECE));
-            let read = self.read(context, from_fh, from_offset, &mut buffer[..want])?;
-            if read == 0 {
+            let piece = &mut buffer[..want];
+            let copied =
+                self.copy_piece(context, (from_fh, from_offset), (to_fh, to_offset), piece);
+            let written = match copied {
+                // What was copied before is, and the program is told how much that was.
+                Err(_) if done > 0 && self.given_up.check(context).is_ok() => break,
+                copied => copied? as u64,
+            };
+            if written == 0 {
                 break;
             }
-            fail_at!("node.range.copy");
-            self.given_up.check(context)?;
-            let written = self.write(context, to_fh, to_offset, &buffer[..read])? as u64;
             from_offset += written;
             to_offset += written;
             done += written;
@@ -317,6 +321,22 @@ impl Node {
             self.fsync(context, to_fh, false)?;
         }
         Ok(done)
+    }
+
+    fn copy_piece(
+        &self,
+        context: &Context,
+        (from_fh, from_offset): (u64, u64),
+        (to_fh, to_offset): (u64, u64),
+        piece: &mut [u8],
+    ) -> Result<usize> {
+        let read = self.read(context, from_fh, from_offset, piece)?;
+        if read == 0 {
+            return Ok(0);
+        }
+        fail_at!("node.range.copy");
+        self.given_up.check(context)?;
+        self.write(context, to_fh, to_offset, &piece[..read])
     }
 }
 

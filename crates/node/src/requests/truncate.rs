@@ -200,8 +200,13 @@ impl Node {
         }
     }
 
-    /// Nothing is left: no extent, no base.
+    /// Nothing is left: no extent, no base. But of a file that has nothing else a spill file of which a
+    /// program was told stays, empty: what the backing store has is older.
     fn empty(&self, file: &FileRef, location: &mut DataLocation) -> Result<()> {
+        let spill = match &location.base {
+            Underlay::Spill(spill) => Some(spill.clone()),
+            Underlay::Backing(_) | Underlay::Zeros => None,
+        };
         if let Some(place) = &mut location.place {
             // Cut first: what is cut need not be durable before the object counts. Should the daemon
             // die now, a clean copy of another length is none.
@@ -225,18 +230,31 @@ impl Node {
             }
             self.residency.true_up(file, place)?;
         }
-        if matches!(std::mem::take(&mut location.base), Underlay::Spill(_)) {
-            let ino = file.ino;
-            self.residency.let_go_of_spill(ino)?;
-            // Also the length: without the spill file, an older version would show.
-            self.meta.update(ino, None, |record| {
-                record.spilled = false;
-                record.attr.size = 0;
-                record.dirty = true;
-                Queue::Yes
-            })?;
-            self.residency.drop_spill_soon(ino);
+        if let Some(spill) = spill {
+            match &location.place {
+                None if spill.is_acknowledged() => return spill.set_len(0),
+                None => {}
+                Some(place) => {
+                    self.residency.settle_emptied(file.ino, place, spill.is_acknowledged())?;
+                }
+            }
+            fail_at!("node.truncate.emptied");
+            self.let_go_of_emptied_spill(file.ino)?;
         }
+        location.base = Underlay::Zeros;
+        Ok(())
+    }
+
+    fn let_go_of_emptied_spill(&self, ino: Ino) -> Result<()> {
+        self.residency.let_go_of_spill(ino)?;
+        // Also the length: without the spill file, an older version would show.
+        self.meta.update(ino, None, |record| {
+            record.spilled = false;
+            record.attr.size = 0;
+            record.dirty = true;
+            Queue::Yes
+        })?;
+        self.residency.drop_spill_soon(ino);
         Ok(())
     }
 

@@ -424,19 +424,18 @@ impl Residency {
         Ok(())
     }
 
-    /// An object stays where it is. If what was made of it elsewhere can't be removed, it must not
-    /// count any more, for it will be the older of the two.
+    /// An object stays where it is. What was made of it elsewhere will be the older of the two, and must not
+    /// count any more, though it can't be removed, or comes back after a power cut.
     fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
         match self.tiers[usize::from(to)].tier.remove(ino.0) {
-            Err(error) if error.class() != ErrorClass::NotFound => {
-                tracing::warn!(%ino, %error, "the rest of a move can't be removed");
-                self.edit_header(place, |header| {
-                    header.moves += 2;
-                    Ok(())
-                })
-            }
-            _ => Ok(()),
+            Err(error) if error.class() == ErrorClass::NotFound => return Ok(()),
+            Err(error) => tracing::warn!(%ino, %error, "the rest of a move can't be removed"),
+            Ok(()) => {}
         }
+        self.edit_header(place, |header| {
+            header.moves += 2;
+            Ok(())
+        })
     }
 
     /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.

@@ -39,6 +39,10 @@ pub struct Spill {
     over: Option<Over>,
     /// Length and modification time: nobody asks the slow store for them.
     seen: Mutex<(u64, Timestamp)>,
+    /// A program may have been told that what is here lasts.
+    acknowledged: AtomicBool,
+    /// That is noted, durably.
+    noted: AtomicBool,
 }
 
 /// What shows through a spill file that has only some of the extents.
@@ -51,16 +55,12 @@ struct Over {
 }
 
 impl Spill {
-    /// The size of the extents of which its map says whether it has them, if it has not all.
-    pub(crate) fn extent_size(&self) -> Option<u64> {
-        self.over.as_ref().map(|over| over.has.read().extent_size())
-    }
-
-    /// A spill file as it is now. Without a map it has all bytes.
+    /// A spill file as it is now. Without a map it has all bytes. Of one that is `acknowledged` it is noted
+    /// that a program may have been told that its bytes last.
     ///
     /// # Errors
     /// What the backing store says.
-    pub fn new(file: Temporary, map: Option<Presence>) -> Result<Self> {
+    pub fn new(file: Temporary, map: Option<Presence>, acknowledged: bool) -> Result<Self> {
         let stat = file.file().stat()?;
         let mut size = stat.size;
         let mut map = map;
@@ -79,7 +79,30 @@ impl Spill {
             below: Mutex::new(None),
             is_gone: AtomicBool::new(false),
         });
-        Ok(Spill { file: Arc::new(file), over, seen: Mutex::new((size, stat.mtime)) })
+        Ok(Spill {
+            file: Arc::new(file),
+            over,
+            seen: Mutex::new((size, stat.mtime)),
+            acknowledged: acknowledged.into(),
+            noted: acknowledged.into(),
+        })
+    }
+
+    /// Whether a program may have been told that what is here lasts: whatever a crash of the machine
+    /// leaves of it then, no older version takes its place.
+    pub fn is_acknowledged(&self) -> bool {
+        self.acknowledged.load(Ordering::Acquire)
+    }
+
+    /// A program is about to be told. Whether that has still to be noted.
+    pub fn acknowledge(&self) -> bool {
+        self.acknowledged.store(true, Ordering::Release);
+        !self.noted.load(Ordering::Acquire)
+    }
+
+    /// The note is durable.
+    pub fn acknowledgement_noted(&self) {
+        self.noted.store(true, Ordering::Release);
     }
 
     /// The spill file itself.

@@ -26,6 +26,7 @@ use crate::residency::doubt::open_below;
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
 use crate::residency::room::{no_room, write_all, write_what_fits};
+use crate::residency::synced::is_acknowledged;
 
 /// An object is begun on a tier only if this much can be charged at once: a block for its header,
 /// where the file system keeps that outside the inode, and one for its first bytes.
@@ -209,11 +210,8 @@ impl Residency {
             return self.write_under_readers(file, place, offset, data);
         }
         let range = offset..offset + data.len() as u64;
-        // What is handed over from the tier goes by whole extents.
-        let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
-        let extent = presence.map_or(BLOCK, |presence| presence.read().extent_size());
         let end = self.change_around(file, location, range, |spill| {
-            self.write_spill_what_fits(file, spill, (offset, extent), data)
+            self.write_spill_what_fits(file, spill, offset, data)
         })?;
         self.metrics.bytes.of(Source::Spill).add(end - offset);
         Ok((end - offset) as usize)
@@ -234,8 +232,8 @@ impl Residency {
         Ok(())
     }
 
-    /// Changes a range of a file in its spill file up to where `change` says that it came, which is the end
-    /// of an extent or of the range. The spill file has those extents from then on.
+    /// Changes a range of a file in its spill file up to where `change` says that it came. The spill file has
+    /// all extents of the range from then on, with what the tier had of them.
     fn change_around(
         &self,
         file: &FileRef,
@@ -291,13 +289,14 @@ impl Residency {
         Ok(location.place.as_ref().is_some_and(|place| self.maybe_stored_into(file, place)))
     }
 
-    /// Writes to a spill file as much as the backing store has room for, by whole extents of at least that
-    /// size, and says where it came: a program that is told of an error takes the file for unchanged.
+    /// Writes to a spill file as much as the backing store has room for, and says where it came: a program
+    /// that is told of an error takes the file for unchanged. What an extent that the map lacks gets is not
+    /// seen before all of it is there; of any other each block is seen at once.
     fn write_spill_what_fits(
         &self,
         file: &File,
         spill: &Spill,
-        (offset, extent): (u64, u64),
+        offset: u64,
         data: &[u8],
     ) -> Result<u64> {
         let end = offset + data.len() as u64;
@@ -305,10 +304,13 @@ impl Residency {
             Err(error) if is_full(&error) => error,
             written => return written.map(|_| end),
         };
-        let extent = extent.max(spill.extent_size().unwrap_or(extent));
         let mut at = offset;
         while at < end {
-            let stop = (at - at % extent + extent).min(end);
+            let step = spill.with_map(|map| match map {
+                Some(map) if at < map.size() && !map.is_present(at..at + 1) => map.extent_size(),
+                _ => BLOCK,
+            });
+            let stop = (at - at % step + step).min(end);
             let piece = &data[(at - offset) as usize..(stop - offset) as usize];
             match self.write_spill(file, spill, at, piece) {
                 Ok(_) => at = stop,
@@ -395,6 +397,9 @@ impl Residency {
         }
         spill.set_len(stat.size)?;
         spill.sync(false)?;
+        if is_acknowledged(&place.object.header()?, stat.size) && spill.acknowledge() {
+            self.note_acknowledged(file.ino)?;
+        }
         // The record first: until the object is gone, a restart finds all bytes in it as well.
         self.meta.update(file.ino, None, |record| {
             record.attr.size = stat.size;
@@ -404,6 +409,9 @@ impl Residency {
             Queue::Yes
         })?;
         self.meta.sync()?;
+        if spill.is_acknowledged() {
+            spill.acknowledgement_noted();
+        }
         fail_at!("node.spill.evacuated");
         self.remove_object(place.tier, file.ino)?;
         self.forget_resident(file.ino, location.place.take().as_ref());
@@ -491,7 +499,7 @@ impl Residency {
         self.spills_noted.store(true, Ordering::Release);
         let note = inode_note(&made.file().stat()?, map.is_some());
         self.meta.set_setting(&spill_setting(ino), &note)?;
-        let spill = Spill::new(made, map)?;
+        let spill = Spill::new(made, map, false)?;
         // Before anything says that it is there: without it the file could not be read any more.
         spill.sync(false)?;
         Ok(spill)
@@ -556,13 +564,12 @@ impl Residency {
     pub(crate) fn open_spilled(&self, ino: Ino) -> Result<Option<Spill>> {
         let Some(spill) = self.backing.open_spill(ino.0)? else { return Ok(None) };
         let map = self.backing.open_spill_map(ino.0)?;
-        if map.is_none()
-            && let Some(note) = self.meta.setting(&spill_setting(ino))?
-            && note.get(8).is_some_and(|flags| flags & HAS_MAP != 0)
-        {
+        let note = self.meta.setting(&spill_setting(ino))?;
+        let flags = note.and_then(|note| note.get(8).copied()).unwrap_or_default();
+        if map.is_none() && flags & HAS_MAP != 0 {
             return Err(NodeError::Lost);
         }
-        Spill::new(spill, map).map(Some)
+        Spill::new(spill, map, flags & ACKNOWLEDGED != 0).map(Some)
     }
 
     /// Whether a spill file of a file may be in the backing store. What can't be read may be so.
@@ -582,10 +589,20 @@ impl Residency {
 
     /// Notes that a file's record is about to let go of its spill file.
     pub(crate) fn let_go_of_spill(&self, ino: Ino) -> Result<()> {
+        self.flag_spill(ino, LET_GO)
+    }
+
+    /// Notes that a program may be told that what a file has in its spill file lasts, once the note is
+    /// durable.
+    pub(crate) fn note_acknowledged(&self, ino: Ino) -> Result<()> {
+        self.flag_spill(ino, ACKNOWLEDGED)
+    }
+
+    fn flag_spill(&self, ino: Ino, flag: u8) -> Result<()> {
         let setting = spill_setting(ino);
         let Some(mut note) = self.meta.setting(&setting)? else { return Ok(()) };
         if let Some(flags) = note.get_mut(8) {
-            *flags |= LET_GO;
+            *flags |= flag;
         }
         Ok(self.meta.set_setting(&setting, &note)?)
     }
@@ -730,6 +747,9 @@ const HAS_MAP: u8 = 1;
 /// Set before the file's record lets go of the spill file: from then on it is not the only copy of
 /// anything, whatever of the index is lost.
 const LET_GO: u8 = 2;
+/// A program may have been told that what the spill file has lasts. If a crash of the machine leaves less
+/// of it than the namespace knows of, an older version does not take its place: see `synced.rs`.
+const ACKNOWLEDGED: u8 = 4;
 
 /// The inode number of a file in the backing store, whether it is a spill file with a map, and when the inode was made: seconds and
 /// nanoseconds, zero if that is not known.

@@ -10,13 +10,16 @@
 //!   whole when it was changed first. Also of an empty one that the kernel writes without asking: what
 //!   it makes durable by itself, nobody hears of. Taken back when the object is emptied, after that, and
 //!   so before it grows again: the device gets changes of one inode's attributes in their order.
+//!
+//! Of what lies in a spill file alone a note in the namespace says the same as `synced`. A file that is
+//! emptied hands that on to its object before it lets go of the spill file, and keeps it if it has none.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::Links;
 use forebay_meta::{Link, Record};
-use forebay_store::{Bytes, Header, Object, Presence};
+use forebay_store::{Bytes, Header, Object, Presence, may_be_on_device};
 use forebay_types::Fingerprint;
 use forebay_types::{FileKind, Ino, Timestamp};
 
@@ -144,6 +147,7 @@ pub(crate) struct Replacing(Option<(FileRef, u64)>);
 impl Residency {
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
     pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
+        let mut to_note = None;
         {
             let location = file.location.read();
             if let Some(place) = &location.place {
@@ -169,19 +173,28 @@ impl Residency {
                 }
             }
             match &location.base {
-                Underlay::Spill(spill) => spill.sync(data_only)?,
+                Underlay::Spill(spill) => {
+                    to_note = spill.acknowledge().then(|| spill.clone());
+                    spill.sync(data_only)?;
+                    if to_note.is_some() {
+                        self.note_acknowledged(file.ino)?;
+                    }
+                }
                 Underlay::Backing(_) | Underlay::Zeros => {}
             }
         }
         // A name that is durable already needs no second journal write.
         // After a removal under way by others: what nobody finds any more is not kept.
         let change = self.meta.get_settled(file.ino)?.change + 1;
-        if file.durable_change.load(Ordering::Acquire) != change {
+        if to_note.is_some() || file.durable_change.load(Ordering::Acquire) != change {
             if let Some(resident) = self.residents.get(file.ino.0) {
                 self.tiers[usize::from(resident.tier)].tier.sync_dir(file.ino.0)?;
             }
             self.meta.sync()?;
             file.durable_change.store(change, Ordering::Release);
+        }
+        if let Some(spill) = to_note {
+            spill.acknowledgement_noted();
         }
         *file.syncs.lock() += 1;
         Ok(())
@@ -286,6 +299,31 @@ impl Residency {
             (header.covered, header.size) = (false, 0);
             change
         })
+    }
+
+    /// A spilled file was emptied, and is about to let go of its spill file. That may have had what a
+    /// program was told of (`acknowledged`), and the header must say so: the object is durable, empty,
+    /// before the namespace knows of no spill file.
+    pub(crate) fn settle_emptied(
+        &self,
+        ino: Ino,
+        place: &TierObject,
+        acknowledged: bool,
+    ) -> Result<()> {
+        self.edit_header_if(place, |header| {
+            let change = acknowledged && !(header.synced && header.size == 0);
+            if change {
+                (header.synced, header.size) = (true, 0);
+            }
+            change
+        })?;
+        let unsynced = place.headers.unsynced();
+        place.object.sync(false)?;
+        if let Some(seen) = unsynced {
+            self.settle_object(ino, place.tier)?;
+            place.headers.synced(seen);
+        }
+        Ok(())
     }
 
     /// What an object gets behind `len` from here on is new since the last sync: it is cut there, or gets a
@@ -423,11 +461,22 @@ impl Residency {
         let grown = self.look_where(context, ino, |location| {
             let Some(place) = &location.place else { return Ok(false) };
             let (header, len) = (place.object.header()?, place.object.len()?);
-            // Of one that was empty when the kernel began to write it all is looked for.
-            let counts = header.synced || header.covered && header.size > 0;
+            let by_kernel = header.covered && header.size == 0;
+            let counts = match by_kernel && !header.synced {
+                true => self.may_be_synced_unseen(ino, place),
+                false => header.synced || header.covered,
+            };
             Ok(header.dirty && counts && len > header.size)
         })?;
         Ok(grown.unwrap_or(false))
+    }
+
+    /// Whether the kernel may have synced something, without asking, of a file that was empty when it began
+    /// to write it, or may yet do so.
+    fn may_be_synced_unseen(&self, ino: Ino, place: &TierObject) -> bool {
+        let file = self.files.get(ino);
+        let is_open = file.opens.lock().writers > 0;
+        is_open || self.maybe_stored_into(&file, place) || may_be_on_device(&*place.object)
     }
 
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
@@ -465,6 +514,15 @@ pub(crate) fn names_below(record: &Record) -> Links {
         }
     }
     names
+}
+
+/// A file that was empty when the kernel began to write it unseen is about to get a version in the backing
+/// store, to which it would give way after a power cut unless all of it was there: with the sync that
+/// follows it counts as synced. Whether the header says that now.
+pub(crate) fn may_get_an_older_version(header: &mut Header) -> bool {
+    let change = header.dirty && header.covered && header.size == 0 && !header.synced;
+    header.synced |= change;
+    change
 }
 
 /// Whether the header of an object knows a version as its own: the last one, the announced one, or

@@ -9,6 +9,7 @@ use forebay_core::streams::popular::{Opening, Popular};
 use forebay_core::unit::Tick;
 use forebay_types::Ino;
 
+use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -118,6 +119,8 @@ impl Node {
         if record.dirty || record.orphan {
             return Ok(());
         }
+        // Who opened it may have closed it meanwhile, and what was known of its place is forgotten.
+        self.residency.load(&Context::DAEMON, &file)?;
         self.residency.begin_partial(&file, &record)?;
         let extent = self.config.extent_bytes;
         let mut buffer = vec![0; usize::try_from(extent).unwrap_or(1 << 20)];
@@ -129,5 +132,35 @@ impl Node {
             at += extent;
         }
         self.residency.finish_if_whole(&file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{NodeConfig, TierConfig};
+
+    #[test]
+    fn title_when_closed_before_its_turn_then_it_comes_to_the_tier_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let (backing, tier) = (dir.path().join("backing"), dir.path().join("tier"));
+        std::fs::create_dir(&backing).unwrap();
+        std::fs::create_dir(&tier).unwrap();
+        let content = vec![7; 300_000];
+        std::fs::write(backing.join("title"), &content).unwrap();
+        let tier = TierConfig { dir: tier, size_bytes: 256 << 20 };
+        let mut config = NodeConfig::new(backing, vec![tier]);
+        (config.fetch_on_open_bytes, config.extent_bytes) = (64 << 10, 64 << 10);
+        let node = Node::start(config).unwrap();
+        let ino = node.lookup(&Context::DAEMON, Ino::ROOT, b"title").unwrap().unwrap().ino;
+
+        // Nobody has it open, and nothing is known of where its bytes are.
+        node.bring_beginning(ino, content.len() as u64).unwrap();
+
+        let file = node.residency.files.get(ino);
+        node.residency.load(&Context::DAEMON, &file).unwrap();
+        let whole = file.location.read().place.as_ref().map(|place| place.presence.is_none());
+        assert_eq!(whole, Some(true), "all of it is on the tier");
+        node.stop(Duration::from_secs(10));
     }
 }

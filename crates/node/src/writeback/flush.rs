@@ -37,7 +37,7 @@ use crate::residency::overlay::Spill;
 use crate::residency::seams::Target;
 use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::is_announced;
-use crate::residency::synced::sync_flushed;
+use crate::residency::synced::{may_get_an_older_version, sync_flushed};
 use crate::writeback::Writeback;
 use crate::writeback::reconcile::{described, is_own, is_refused_owner, was_changed};
 
@@ -390,6 +390,7 @@ impl Writeback {
         let found = found.map(|found| found.fingerprint());
         let known = self.meta.get(ino)?.backing.fingerprint;
         if let Some(place) = place {
+            let mut was_empty = false;
             self.residency.edit_header(place, |header| {
                 if let Some(found) = found.filter(|found| is_announced(header, found))
                     && expect != Some(found)
@@ -404,10 +405,15 @@ impl Writeback {
                     header.base = found;
                 }
                 header.pending = Some(pending);
+                was_empty = may_get_an_older_version(header);
                 Ok(())
             })?;
             let is_newer = began.is_some_and(|began| file.writes.load(Ordering::Acquire) != began);
-            if is_newer || file.opens.lock().writers > 0 || file.stored_unseen.pending().is_some() {
+            if was_empty
+                || is_newer
+                || file.opens.lock().writers > 0
+                || file.stored_unseen.pending().is_some()
+            {
                 // What was made durable since the copy began, or is by the kernel from now on, is newer
                 // than this version: the header has to know it before the version is there.
                 place.object.sync(false)?;
@@ -562,6 +568,8 @@ impl Writeback {
         }
         self.rights.may_change_store()?;
         self.meta.set_setting(&half_setting(file.ino), &inode_note(&found, false))?;
+        // After a power cut nothing else tells what is half written from a change by others.
+        self.meta.sync()?;
         fail_at!("node.flush.half");
         let size = spill.file().len()?;
         let limits = self.limits_in_place();

@@ -288,3 +288,51 @@ fn map_when_its_device_was_away_then_only_what_was_synced_counts() {
     assert_eq!((map.present_bytes(), map.dirty_bytes()), (EXTENT, 0));
     assert!(map.is_present(0..EXTENT));
 }
+
+#[test]
+fn sync_of_a_map_looks_only_at_what_changed_since_the_last_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let object = object(&dir);
+    let extents = 100_000;
+    let mut map = Presence::create(map_file(&dir), 7, EXTENT, extents * EXTENT).unwrap();
+    map.mark_clean(0..extents * EXTENT).unwrap();
+    map.sync(&object).unwrap();
+    // All of it is durable: there is nothing to look at.
+    map.begin_sync();
+    assert_eq!(map.syncing.len(), 0);
+    map.finish_sync().unwrap();
+    map.mark_dirty(70_000 * EXTENT..70_003 * EXTENT).unwrap();
+    map.begin_sync();
+    assert_eq!(map.syncing.len(), 0, "what is overwritten was durable already");
+    map.finish_sync().unwrap();
+    map.clear(5 * EXTENT..7 * EXTENT).unwrap();
+    map.mark_clean(5 * EXTENT..7 * EXTENT).unwrap();
+    map.begin_sync();
+    assert_eq!(map.syncing, 5..7);
+    // What fails is looked at again, with what comes meanwhile.
+    map.set_len((extents + 1) * EXTENT).unwrap();
+    map.abort_sync();
+    map.begin_sync();
+    assert_eq!(map.syncing, 5..extents as usize + 1);
+    map.set_len(6 * EXTENT).unwrap();
+    map.finish_sync().unwrap();
+    drop(map);
+    restart_machine(&dir);
+    let map = Presence::load(map_file(&dir), 7, false).unwrap();
+    assert_eq!(map.present_bytes(), 6 * EXTENT);
+}
+
+#[test]
+fn sync_of_a_loaded_map_covers_what_was_present_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let object = object(&dir);
+    let mut map = Presence::create(map_file(&dir), 7, EXTENT, 8 * EXTENT).unwrap();
+    map.mark_clean(0..3 * EXTENT).unwrap();
+    drop(map);
+    let mut map = Presence::load(map_file(&dir), 7, false).unwrap();
+    map.sync(&object).unwrap();
+    drop(map);
+    restart_machine(&dir);
+    let map = Presence::load(map_file(&dir), 7, false).unwrap();
+    assert_eq!(map.present_bytes(), 3 * EXTENT);
+}

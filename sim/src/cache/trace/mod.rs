@@ -106,10 +106,28 @@ impl Trace {
         format: Option<Format>,
         columns: Option<Columns>,
     ) -> Result<Self, SimError> {
+        let wrong = |what| SimError::Trace { what: format!("{}: {what}", path.display()) };
+        if matches!(format, None | Some(Format::Forebay))
+            && let Some(parts) = source::plain_parts(path, MAGIC).map_err(SimError::file(path))?
+        {
+            return Self::of_parts(parts, path)
+                .and_then(|requests| checked(requests).map_err(wrong));
+        }
         let content = source::read(path).map_err(SimError::file(path))?;
         let format = format.unwrap_or_else(|| Format::guess(path, &content));
-        Self::parse(&content, format, columns)
-            .map_err(|what| SimError::Trace { what: format!("{}: {what}", path.display()) })
+        Self::parse(&content, format, columns).map_err(wrong)
+    }
+
+    /// The records of our own format, part by part: there is never all of the file in memory beside them.
+    fn of_parts(mut parts: source::Parts, path: &Path) -> Result<Vec<Request>, SimError> {
+        let mut requests = Vec::with_capacity(parts.bytes() as usize / RECORD);
+        while let Some(part) = parts.next_part().map_err(SimError::file(path))? {
+            let more = own_records(part);
+            let more = more
+                .map_err(|what| SimError::Trace { what: format!("{}: {what}", path.display()) })?;
+            requests.extend(more);
+        }
+        Ok(requests)
     }
 
     /// Writes a file.
@@ -167,16 +185,10 @@ impl Trace {
             Format::Oracle => oracle_general(content),
             Format::Forebay => {
                 let body = content.strip_prefix(MAGIC).ok_or("not a forebay trace")?;
-                records(body, 16, |record| Request {
-                    id: little_endian(&record[..8]),
-                    size: little_endian(&record[8..]),
-                })
+                own_records(body).map(Iterator::collect)
             }
         }?;
-        if requests.is_empty() {
-            return Err("there is no request in it".into());
-        }
-        Ok(Self::new(requests))
+        checked(requests)
     }
 
     /// The same with the bytes that each file takes of a mount's tier: whole blocks, and one for the
@@ -202,6 +214,28 @@ impl Trace {
         }
         sizes.iter().sum()
     }
+}
+
+/// A trace of requests that were read; of none there is none.
+fn checked(requests: Vec<Request>) -> Result<Trace, String> {
+    if requests.is_empty() {
+        return Err("there is no request in it".into());
+    }
+    Ok(Trace::new(requests))
+}
+
+/// Bytes of a record of our own format.
+const RECORD: usize = 16;
+
+fn own_records(content: &[u8]) -> Result<impl Iterator<Item = Request>, String> {
+    let (records, rest) = content.as_chunks::<RECORD>();
+    if !rest.is_empty() {
+        return Err(format!("its length is not a multiple of {RECORD} bytes"));
+    }
+    let number = |bytes: &[u8]| little_endian(bytes);
+    Ok(records
+        .iter()
+        .map(move |record| Request { id: number(&record[..8]), size: number(&record[8..]) }))
 }
 
 fn text(content: &[u8]) -> Result<&str, String> {
@@ -311,6 +345,23 @@ mod tests {
         assert_eq!(Trace::read(&path, None, None).expect("read"), trace);
         let error = trace.write(&path, Format::Oracle).expect_err("too large for a u32");
         assert!(error.to_string().contains("request 1"), "{error}");
+    }
+
+    #[test]
+    fn own_format_of_several_parts_then_equal_and_refused_when_cut() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("t.trace");
+        let trace = Trace::new((0..150_000).map(|at| request(at * at, at)).collect());
+        trace.write(&path, Format::Forebay).expect("written");
+        for format in [None, Some(Format::Forebay)] {
+            assert_eq!(Trace::read(&path, format, None).expect("read"), trace);
+        }
+        let file = std::fs::File::options().write(true).open(&path).expect("opened");
+        for bytes in [16, 16 + 70_000 * 16 + 3] {
+            file.set_len(bytes).expect("cut");
+            let error = Trace::read(&path, None, None).expect_err("cut");
+            assert!(matches!(error, SimError::Trace { .. }), "{error}");
+        }
     }
 
     #[test]

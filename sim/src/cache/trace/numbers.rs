@@ -20,15 +20,15 @@ impl Numbers {
             seen.warm(together);
             of.extend(together.iter().map(|request| seen.number(request.id)));
         }
-        let mut ids = seen.ids;
-        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
-        order.sort_unstable_by_key(|number| ids[*number as usize]);
-        let mut rank = vec![0u32; ids.len()];
-        for (at, number) in order.iter().enumerate() {
+        // Each id beside its number: sorted by the ids alone, every comparison would wait for memory.
+        let mut order: Vec<(u64, u32)> = seen.ids.into_iter().zip(0..).collect();
+        order.sort_unstable();
+        let mut rank = vec![0u32; order.len()];
+        for (at, (_, number)) in order.iter().enumerate() {
             rank[*number as usize] = at as u32;
         }
         of.iter_mut().for_each(|number| *number = rank[*number as usize]);
-        ids.sort_unstable();
+        let ids = order.into_iter().map(|(id, _)| id).collect();
         Self { of, ids }
     }
 }

@@ -1,5 +1,6 @@
 //! Where a trace comes from: a file or the standard input, plain or compressed.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -18,6 +19,43 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
         content = std::fs::read(path)?;
     }
     unpack(content)
+}
+
+/// A file that is not compressed, read in parts.
+pub(super) struct Parts {
+    file: File,
+    bytes: u64,
+    part: Vec<u8>,
+}
+
+/// Bytes of a part: of whole records.
+const PART: usize = 1 << 20;
+
+/// What follows `magic` in a file that begins with it; none for others, pipes, and the standard input.
+pub(super) fn plain_parts(path: &Path, magic: &[u8]) -> io::Result<Option<Parts>> {
+    // What comes through a pipe is there once only.
+    if path.as_os_str() == "-" || !std::fs::metadata(path)?.is_file() {
+        return Ok(None);
+    }
+    let mut file = File::open(path)?;
+    let mut begins = Vec::with_capacity(magic.len());
+    file.by_ref().take(magic.len() as u64).read_to_end(&mut begins)?;
+    let bytes = file.metadata()?.len().saturating_sub(magic.len() as u64);
+    Ok((begins == magic).then(|| Parts { file, bytes, part: Vec::with_capacity(PART) }))
+}
+
+impl Parts {
+    /// Bytes of all parts together, as the file was opened.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The next part; all but the last have the same length.
+    pub fn next_part(&mut self) -> io::Result<Option<&[u8]>> {
+        self.part.clear();
+        self.file.by_ref().take(PART as u64).read_to_end(&mut self.part)?;
+        Ok((!self.part.is_empty()).then_some(&self.part[..]))
+    }
 }
 
 fn unpack(content: Vec<u8>) -> io::Result<Vec<u8>> {

@@ -344,15 +344,11 @@ impl Writeback {
         Ok(())
     }
 
-    /// When the entries of a directory changed, as others have changed them: as the backing store has it, if
-    /// nothing was changed here since.
+    /// When others have changed the entries of a directory, as the backing store has it.
     fn time_of_change(&self, dir: Ino) -> Timestamp {
         let below =
             self.in_directory(dir, |handle| Ok(self.backing.stat(handle, OsStr::new(""))?));
-        match (below, self.meta.get(dir)) {
-            (Ok(below), Ok(here)) => below.mtime.max(here.attr.mtime),
-            _ => clock::wall_time(),
-        }
+        below.map_or_else(|_| clock::wall_time(), |below| below.mtime)
     }
 
     /// What stood in a directory of the backing store went with it, or is the others' now.

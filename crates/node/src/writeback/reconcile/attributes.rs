@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use forebay_meta::{Error as MetaError, Record, Xattrs};
 use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
-use forebay_types::{FileKind, Fingerprint, Ino};
+use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use super::identity::is_own;
 use super::names::os;
@@ -80,8 +80,12 @@ impl Writeback {
         } else {
             work.note_version(&before.fingerprint());
             let after = self.backing.stat(&object, OsStr::new(""))?.fingerprint();
-            if (after.ino, after.size) == (before.ino, before.size) {
-                let is_file = record.attr.kind == FileKind::Regular;
+            let is_file = record.attr.kind == FileKind::Regular;
+            // Others may have written to it since its time was set.
+            let is_as_set = !is_file
+                || after.mtime == before.mtime
+                || attributes && is_rounded(after.mtime, record.attr.mtime);
+            if (after.ino, after.size) == (before.ino, before.size) && is_as_set {
                 if is_file && !after.same_content(&before.fingerprint()) {
                     self.copy_has_other_times(work.ino(), before.fingerprint(), after);
                 }
@@ -282,4 +286,9 @@ fn is_ours_to_remove(attribute: &[u8]) -> bool {
     const OURS: [&[u8]; 4] = [b"user.", b"trusted.", b"system.posix_acl_", b"security.capability"];
     let attribute = os(attribute).as_bytes();
     OURS.iter().any(|prefix| attribute.starts_with(prefix))
+}
+
+/// Whether a time is what a store makes of one that is set: some keep every other second only.
+fn is_rounded(found: Timestamp, set: Timestamp) -> bool {
+    found <= set && set.sec - found.sec <= 2
 }

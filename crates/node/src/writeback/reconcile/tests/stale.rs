@@ -494,6 +494,111 @@ fn file_that_others_replace_while_its_attributes_are_set_then_theirs_keeps_its_o
     }
 }
 
+/// What others write into a file in place, in the moment before an operation of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InPlace {
+    Longer,
+    SameSize,
+    /// And the times are put back to those that it had.
+    SameSizeAndTime,
+}
+
+impl InPlace {
+    fn bytes(self) -> &'static [u8] {
+        if self == InPlace::Longer { b"what others wrote" } else { b"THEM" }
+    }
+
+    fn is_done_to(self, path: &Path) {
+        use std::os::unix::fs::FileExt;
+        let file = fs::File::options().write(true).open(path).expect("there");
+        let before = file.metadata().and_then(|found| found.modified()).expect("a time");
+        file.write_all_at(self.bytes(), 0).expect("changed by others");
+        if self == InPlace::SameSizeAndTime {
+            file.set_modified(before).expect("set");
+        }
+    }
+}
+
+/// Whatever others write into a file while a worker sets its attributes or writes it back is kept: under
+/// its name, or beside it as a conflict.
+#[test]
+fn file_that_others_change_in_place_at_any_operation_of_a_worker_then_their_bytes_are_kept() {
+    const KINDS: [Operation; 12] = [
+        Operation::Open,
+        Operation::Stat,
+        Operation::SetAttributes,
+        Operation::Xattr,
+        Operation::Commit,
+        Operation::Create,
+        Operation::Read,
+        Operation::Write,
+        Operation::Sync,
+        Operation::Rename,
+        Operation::Link,
+        Operation::Limbo,
+    ];
+    let mut tried = 0;
+    for written in [false, true] {
+        for how in [InPlace::Longer, InPlace::SameSize, InPlace::SameSizeAndTime] {
+            for (at, skipped) in KINDS.into_iter().flat_map(|at| (0..6).map(move |n| (at, n))) {
+                tried += u32::from(others_change_in_place(written, how, at, skipped));
+            }
+        }
+    }
+    assert!(tried > 30, "{tried} moments");
+}
+
+/// Says whether the worker came to this operation.
+fn others_change_in_place(written: bool, how: InPlace, at: Operation, skipped: u64) -> bool {
+    let (bench, meanwhile) = bench();
+    let ino = bench.write("name", b"ours");
+    bench.drained();
+    // So that times tell of what comes now.
+    std::thread::sleep(Duration::from_millis(12));
+    let update = |record: &mut Record| {
+        record.attr.perm = 0o600;
+        record.attr.mtime.sec += 7;
+        record.backing.attrs_differ = true;
+        Queue::Yes
+    };
+    let now = crate::clock::wall_time();
+    bench.node.meta.update(ino, Some(now), update).expect("it is there");
+    let set = forebay_meta::XattrFlags::Either;
+    bench.node.meta.xattr_set(ino, b"user.a", b"x", set, now).expect("it is kept");
+    if written {
+        bench.fill(ino, b"ours, and newer");
+    }
+    let name = bench.root.join("name");
+    meanwhile.after(skipped, at, move || how.is_done_to(&name));
+    let _whatever_it_makes_of_it = bench.node.writeback.reconcile(ino);
+    if !meanwhile.is_done() {
+        return false;
+    }
+    let told = format!("written {written}, {how:?} before {at:?} number {skipped}");
+    let bytes_of =
+        |name: &str| bench.read(name)[..how.bytes().len().min(bench.read(name).len())].to_vec();
+    let is_kept = || bench.names("").iter().any(|name| bytes_of(name) == how.bytes());
+    assert!(is_kept(), "{told}: {:?}", bench.names(""));
+    // Nor is it written over when the backlog goes on.
+    bench.drained();
+    assert!(is_kept(), "{told}, after the drain: {:?}", bench.names(""));
+    // Right before the time is set nothing can tell any more, nor where it is put back meanwhile.
+    let unseen = at == Operation::SetAttributes || how == InPlace::SameSizeAndTime;
+    // What was written here as well is beside it by then.
+    if written || bytes_of("name") != how.bytes() || unseen {
+        return true;
+    }
+    // What has the name is what is shown.
+    bench.node.writeback.time_passes(Ino::ROOT);
+    let record = bench.node.meta.get(ino).expect("known");
+    let now = bench.node.writeback.revalidate(&Context::DAEMON, record).expect("there");
+    let found = fs::metadata(bench.root.join("name")).expect("there");
+    assert_eq!(now.attr.size, found.size(), "{told}");
+    let is_ours = now.ino == ino && !bench.contents.stale.lock().contains(&ino.0);
+    assert!(!is_ours, "{told}: the old copy is shown");
+    true
+}
+
 #[test]
 fn file_that_a_worker_has_moved_when_that_is_reported_between_two_looks_then_it_is_found() {
     let (bench, meanwhile) = bench();

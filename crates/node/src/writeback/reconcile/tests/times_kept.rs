@@ -557,3 +557,29 @@ fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_remov
     assert_ne!(new, ino);
     assert_eq!(bench.find(Ino::ROOT, "newer").expect("found").ino, new);
 }
+
+#[test]
+fn file_of_two_names_when_changed_here_and_by_others_then_one_conflict_for_each_name() {
+    let (bench, dir) = linked_pair(true);
+    std::thread::sleep(Duration::from_millis(20));
+    let ino = bench.find(dir, "one").expect("known").ino;
+    bench.fill(ino, b"ours");
+    fs::write(bench.root.join("dir/one"), b"of others").expect("written");
+    bench.drained();
+    listed_anew(&bench, dir);
+    bench.drained();
+    for name in ["dir/one", "dir/two"] {
+        assert_eq!(bench.read(name), b"of others", "{name}");
+        let known = looked_at(&bench, name);
+        assert_ne!(known.ino, ino, "{name} is the others' file");
+    }
+    let names = bench.names("dir");
+    let (ours, theirs): (Vec<_>, Vec<_>) =
+        names.iter().partition(|name| name.contains("forebay-conflict"));
+    assert_eq!((ours.len(), theirs.len()), (2, 3), "{names:?}");
+    for name in ours {
+        assert_eq!(bench.read(&format!("dir/{name}")), b"ours", "{name}");
+    }
+    let report = bench.node.meta.check(false).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.violations);
+}

@@ -1,0 +1,300 @@
+//! Files and directories that a program has open while their names go: on a real mount, with the kernel
+//! reading and writing by itself and without.
+
+mod site;
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use site::*;
+
+const OLD: &[u8] = b"what the backing store has had for long";
+
+/// What others do below to a file that a program has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    Remove,
+    Rename,
+    Replace,
+    Change,
+    RemoveDirectory,
+    RenameDirectory,
+}
+
+const DEEDS: [Deed; 6] = [
+    Deed::Remove,
+    Deed::Rename,
+    Deed::Replace,
+    Deed::Change,
+    Deed::RemoveDirectory,
+    Deed::RenameDirectory,
+];
+
+impl Deed {
+    fn is_done_to(self, dir: &Path) {
+        let file = dir.join("file");
+        match self {
+            Deed::Remove => fs::remove_file(file).unwrap(),
+            Deed::Rename => fs::rename(file, dir.join("elsewhere")).unwrap(),
+            Deed::Replace => {
+                fs::write(dir.join("theirs"), THEIRS).unwrap();
+                fs::rename(dir.join("theirs"), file).unwrap();
+            }
+            Deed::Change => fs::write(file, THEIRS).unwrap(),
+            Deed::RemoveDirectory => fs::remove_dir_all(dir).unwrap(),
+            Deed::RenameDirectory => fs::rename(dir, dir.with_file_name("moved")).unwrap(),
+        }
+    }
+
+    /// Whether there are bytes of others, which are kept as well.
+    fn leaves_theirs(self) -> bool {
+        matches!(self, Deed::Replace | Deed::Change)
+    }
+}
+
+const THEIRS: &[u8] = b"theirs";
+
+/// The files below a directory that hold these bytes.
+fn with_bytes(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(with_bytes(&entry.path(), bytes)),
+            false if fs::read(entry.path()).unwrap() == bytes => found.push(entry.path()),
+            false => {}
+        }
+    }
+    found
+}
+
+/// A file was written and synced, is still open, and others do something to it below.
+fn written_and_synced(passthrough: &str, deed: Deed, resident: bool) {
+    let what = format!("{deed:?}, passthrough {passthrough}, resident before: {resident}");
+    let site = Site::new();
+    fs::create_dir(site.path("backing/dir")).unwrap();
+    fs::write(site.path("backing/dir/file"), OLD).unwrap();
+    site.mount(&["--passthrough", passthrough, "--attr-timeout", "0s", "--writeback", "200ms"]);
+    let path = site.path("mnt/dir/file");
+    if resident {
+        assert_eq!(fs::read(&path).unwrap(), OLD);
+    }
+    let mut file = File::options().read(true).write(true).open(&path).unwrap();
+    // Longer than the old one: a mixture would show.
+    let ours = b"what was acknowledged ".repeat(500);
+    file.write_all(&ours).unwrap();
+    file.sync_all().unwrap();
+    deed.is_done_to(&site.path("backing/dir"));
+    // Whoever looks makes the daemon see it.
+    let looks = || {
+        let _may_be_gone = fs::metadata(&path);
+        let _may_be_gone = fs::read_dir(site.path("mnt/dir")).map(Iterator::count);
+        let _may_be_gone = fs::read_dir(site.path("mnt")).map(Iterator::count);
+    };
+    let read = |file: &mut File| {
+        let mut bytes = Vec::new();
+        file.rewind().unwrap();
+        file.read_to_end(&mut bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(bytes == ours, "{what}: {} bytes were read", bytes.len());
+    };
+    read(&mut file);
+    looks();
+    read(&mut file);
+    // The worker has its turn as well.
+    std::thread::sleep(Duration::from_millis(400));
+    looks();
+    read(&mut file);
+    drop(file);
+    let (code, text) = site.run(&["umount", &site.text("mnt")]);
+    assert_eq!(code, 0, "{what}: {text}");
+    let found = with_bytes(&site.path("backing"), &ours);
+    assert!(!found.is_empty(), "{what}: what was acknowledged is nowhere: {:?}", {
+        site.left_in_backing()
+    });
+    if deed.leaves_theirs() {
+        let theirs = with_bytes(&site.path("backing"), THEIRS);
+        assert!(!theirs.is_empty(), "{what}: what others wrote is nowhere");
+        let named =
+            found.iter().chain(&theirs).any(|path| path.to_string_lossy().contains("conflict"));
+        assert!(named, "{what}: two versions without a conflict: {found:?} {theirs:?}");
+    }
+}
+
+#[test]
+fn file_written_and_synced_on_a_mount_when_others_do_anything_to_it_below_then_its_bytes_are_kept()
+{
+    if !can_mount() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for passthrough in ["off", "read", "readwrite"] {
+            scope.spawn(move || {
+                for (deed, resident) in
+                    DEEDS.into_iter().flat_map(|deed| [(deed, false), (deed, true)])
+                {
+                    written_and_synced(passthrough, deed, resident);
+                }
+            });
+        }
+    });
+}
+
+/// Runs a program with arguments: its exit code and what it prints.
+type Command<'a> = dyn Fn(&str, &[&str]) -> (i32, String) + 'a;
+
+/// What a program sees of a directory that was removed while it is in it, in words that are the same
+/// wherever it lies.
+fn seen_in_a_removed_directory(
+    dir: &OwnedFd,
+    removed: &Path,
+    command: &Command<'_>,
+) -> Vec<String> {
+    let mut seen = Vec::new();
+    let mut say = |what: &str, outcome: String| seen.push(format!("{what}: {outcome}"));
+    fn told<T>(outcome: rustix::io::Result<T>, tell: impl FnOnce(T) -> String) -> String {
+        outcome.map_or_else(|errno| format!("{errno:?}"), tell)
+    }
+    let stat = |fd: &OwnedFd| {
+        told(rustix::fs::fstat(fd), |found| {
+            format!("mode {:o}, {} names, owner {}", found.st_mode, found.st_nlink, found.st_uid)
+        })
+    };
+    let entries = |fd: &OwnedFd| {
+        told(rustix::fs::Dir::read_from(fd), |dir| {
+            let names: Result<Vec<_>, _> =
+                dir.map(|entry| entry.map(|e| e.file_name().to_owned())).collect();
+            format!("{names:?}")
+        })
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let again = |say: &mut dyn FnMut(&str, String)| {
+        let opened = rustix::fs::openat(dir, ".", flags, Mode::empty());
+        match opened {
+            Ok(opened) => {
+                say("stat of one opened anew", stat(&opened));
+                say("entries of one opened anew", entries(&opened));
+            }
+            Err(errno) => say("open of the directory itself", format!("{errno:?}")),
+        }
+    };
+    say("stat", stat(dir));
+    say("entries", entries(dir));
+    again(&mut say);
+    say("chmod", told(rustix::fs::fchmod(dir, Mode::from_raw_mode(0o711)), |()| "done".into()));
+    say("stat after chmod", stat(dir));
+    again(&mut say);
+    let owner = Some(rustix::fs::Uid::from_raw(1234));
+    say("chown", told(rustix::fs::fchown(dir, owner, None), |()| "done".into()));
+    say("stat after chown", stat(dir));
+    let at = rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
+    let times = rustix::fs::Timestamps { last_access: at, last_modification: at };
+    say("times", told(rustix::fs::futimens(dir, &times), |()| "done".into()));
+    say("time", told(rustix::fs::fstat(dir), |found| format!("{}", found.st_mtime)));
+    say(
+        "by name",
+        told(rustix::fs::statat(dir, "file", rustix::fs::AtFlags::empty()), |_| "there".into()),
+    );
+    say(
+        "itself by name",
+        told(rustix::fs::statat(dir, ".", rustix::fs::AtFlags::empty()), |found| {
+            format!("{} names", found.st_nlink)
+        }),
+    );
+    let create = OFlags::CREATE | OFlags::WRONLY;
+    say("new file", told(rustix::fs::openat(dir, "new", create, Mode::RUSR), |_| "made".into()));
+    say("new directory", told(rustix::fs::mkdirat(dir, "new", Mode::RWXU), |()| "made".into()));
+    say("new link", told(rustix::fs::symlinkat("x", dir, "new"), |()| "made".into()));
+    say("sync", told(rustix::fs::fsync(dir), |()| "done".into()));
+    say(
+        "access",
+        told(
+            rustix::fs::accessat(
+                dir,
+                ".",
+                rustix::fs::Access::READ_OK,
+                rustix::fs::AtFlags::empty(),
+            ),
+            |()| "granted".into(),
+        ),
+    );
+    seen.extend(seen_by_programs(dir, removed, command));
+    seen
+}
+
+/// The same of programs that begin in it.
+fn seen_by_programs(dir: &OwnedFd, removed: &Path, command: &Command<'_>) -> Vec<String> {
+    let mut seen = Vec::new();
+    let place = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
+    for program in
+        ["ls -a .", "ls -ld . | cut -c 1-12", "stat -c %F:%h .", "test -d . && echo a directory"]
+    {
+        let (code, text) = command("sh", &["-c", &format!("cd {place} && {program}")]);
+        let text = text.replace(&*removed.to_string_lossy(), "");
+        seen.push(format!("{program}: {code} {text}"));
+    }
+    seen
+}
+
+/// How a directory goes.
+fn removed_directory(root: &Path, name: &str, gone: &dyn Fn(&Path)) -> (OwnedFd, PathBuf) {
+    let path = root.join(name);
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(path.join("file"), "x").unwrap();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(&path, flags, Mode::empty()).unwrap();
+    gone(&path);
+    (dir, path)
+}
+
+#[test]
+fn directory_that_is_removed_on_the_mount_while_it_is_open_then_is_as_a_native_one() {
+    if !can_mount() {
+        return;
+    }
+    let removed = |path: &Path| fs::remove_dir_all(path).unwrap();
+    let replaced = |path: &Path| {
+        fs::remove_file(path.join("file")).unwrap();
+        let other = path.with_file_name("other");
+        fs::create_dir(&other).unwrap();
+        fs::rename(other, path).unwrap();
+    };
+    for passthrough in ["off", "readwrite"] {
+        let site = Site::new();
+        let native = site.path("native");
+        fs::create_dir(&native).unwrap();
+        site.mount(&["--passthrough", passthrough, "--attr-timeout", "0s", "--writeback", "200ms"]);
+        let command = |program: &str, args: &[&str]| outcome(site.command(program).args(args));
+        // It was written back or not when it goes, and the record of it is gone or not when it is used.
+        let settle = || {
+            let (code, text) = site.run(&["sync", "--quiet", &site.text("mnt")]);
+            assert_eq!(code, 0, "{text}");
+        };
+        for (how, gone) in [("removed", &removed as &dyn Fn(&Path)), ("replaced", &replaced)] {
+            for (known, forgotten) in [(false, false), (true, false), (false, true), (true, true)] {
+                let name = format!("{how}-{known}-{forgotten}");
+                let seen = |root: &Path, is_mount: bool| {
+                    let goes = |path: &Path| {
+                        if known && is_mount {
+                            settle();
+                        }
+                        gone(path);
+                        if forgotten && is_mount {
+                            settle();
+                        }
+                    };
+                    let (dir, path) = removed_directory(root, &name, &goes);
+                    seen_in_a_removed_directory(&dir, &path, &command)
+                };
+                let (wanted, found) = (seen(&native, false), seen(&site.path("mnt"), true));
+                assert_eq!(found, wanted, "{name}, passthrough {passthrough}");
+            }
+        }
+        site.umount();
+        assert!(site.left_in_backing().iter().all(|name| name.starts_with("replaced-")));
+    }
+}

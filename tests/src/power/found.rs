@@ -1,0 +1,186 @@
+//! Single cuts after what a reader of the code found, and not a random run.
+
+use super::cases::{Case, When, evicted, write_version};
+use super::product::drained;
+use super::site::{DISKS, MountSettings};
+use super::work::{Op, Sync};
+
+const TIERS: &[&str] = &["tier0", "tier1"];
+/// A file that takes a while to copy.
+const SLOW: usize = 8000;
+
+/// All of them.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for cut in [TIERS, &DISKS] {
+        let before = cases.len();
+        cases.push(older_since_its_open(cut));
+        for is_closed in [false, true] {
+            for grows_late in [false, true] {
+                cases.push(replacing_after_a_part_was_synced(cut, is_closed, grows_late));
+            }
+        }
+        cases[before..].iter_mut().for_each(|case| case.always = cut == TIERS);
+    }
+    for passthrough in ["off", "readwrite"] {
+        for cut in [TIERS, &DISKS] {
+            let mut case = exchanged_after_a_replacement(passthrough, cut);
+            case.always = passthrough == "readwrite" && cut == TIERS;
+            cases.push(case);
+        }
+    }
+    cases.push(written_back_in_place());
+    cases.extend(names_and_attributes());
+    cases
+}
+
+fn by_the_kernel(what: &str, ops: Vec<Op>, cut: &'static [&'static str]) -> Case {
+    let mut case = Case::new(what, MountSettings::of("readwrite", "1h"), ops, cut);
+    case.by_the_kernel = true;
+    case
+}
+
+/// A new file, opened so that the kernel writes it alone, of which the backing store gets a version only
+/// then.
+fn older_since_its_open(cut: &'static [&'static str]) -> Case {
+    let name = || "file".to_string();
+    let part = |version, at, count, sync| write_version("file", version, (at, count), sync);
+    let ops = vec![
+        part(0, 0, 1, Sync::None),
+        Op::Pause { millis: 100 },
+        Op::Hold { name: name(), fresh: true },
+        part(1, 0, 4, Sync::None),
+        Op::Drain { name: name() },
+        part(2, 0, 1, Sync::Each),
+        part(2, 4, 4, Sync::None),
+        Op::Release { name: name() },
+        Op::Pause { millis: 200 },
+        Op::SyncDir { name: name() },
+    ];
+    by_the_kernel("a file that got its older version while it was open", ops, cut)
+}
+
+/// A new file, opened so that the kernel writes it alone, that takes the name of a known one, and is longer
+/// than anybody has synced.
+fn replacing_after_a_part_was_synced(
+    cut: &'static [&'static str],
+    is_closed: bool,
+    grows_late: bool,
+) -> Case {
+    let (name, old) = ("file".to_string(), "old".to_string());
+    let mut ops = drained(&old, 4);
+    ops.push(write_version(&name, 0, (0, 1), Sync::None));
+    ops.push(Op::Pause { millis: 100 });
+    ops.push(Op::Hold { name: name.clone(), fresh: true });
+    ops.push(write_version(&name, 1, (0, 4), Sync::Each));
+    let grow = |name: &str| write_version(name, 2, (4, 4), Sync::None);
+    if !grows_late {
+        ops.push(grow(&name));
+    }
+    if is_closed {
+        ops.extend([Op::Release { name: name.clone() }, Op::Pause { millis: 100 }]);
+    }
+    ops.push(Op::Move { from: name.clone(), to: old.clone(), dir: false });
+    if grows_late {
+        // By what is held under its first name, if it still is.
+        ops.push(if is_closed {
+            grow(&old)
+        } else {
+            Op::Renamed { name: name.clone(), to: old.clone() }
+        });
+        if !is_closed {
+            ops.push(grow(&old));
+        }
+    }
+    ops.extend([Op::Release { name: old.clone() }, Op::Release { name }]);
+    ops.extend([Op::Pause { millis: 200 }, Op::SyncDir { name: old }]);
+    let closed = if is_closed { "closed" } else { "open" };
+    let grows = if grows_late { "after" } else { "before" };
+    let what =
+        format!("a {closed} file, a part of it synced, moved over another; grows {grows} it");
+    by_the_kernel(&what, ops, cut)
+}
+
+/// A file that nobody has synced takes the name of a known one, and then that of another.
+fn exchanged_after_a_replacement(passthrough: &'static str, cut: &'static [&'static str]) -> Case {
+    let (one, other) = ("one".to_string(), "other".to_string());
+    let new = write_version("new", 1, (0, 4), Sync::None);
+    let replace = Op::Move { from: "new".into(), to: one.clone(), dir: true };
+    let exchange = Op::Exchange { one: one.clone(), other: other.clone(), dir: true };
+    let beside = write_version("beside", 0, (0, 1), Sync::Fsync);
+    let ops = [drained(&one, 8), drained(&other, 6), vec![new, replace, exchange, beside]];
+    let what = "an unsynced file that has replaced a known one, exchanged for another";
+    Case::new(what, MountSettings::of(passthrough, "1h"), ops.concat(), cut)
+}
+
+/// A file with two names is written back in place, and the power fails half-way.
+fn written_back_in_place() -> Case {
+    let (one, two) = ("one".to_string(), "two".to_string());
+    let mut ops = drained(&one, SLOW);
+    ops.push(Op::Link { from: one.clone(), to: two.clone(), dir: true });
+    ops.push(Op::Drain { name: two });
+    ops.push(write_version(&one, 1, (0, SLOW), Sync::Fsync));
+    ops.push(Op::Look { name: one.clone(), place: super::work::Place::Spilled });
+    ops.push(Op::Drain { name: one.clone() });
+    let settings = MountSettings::of("off", "1h").with_small_tiers();
+    let what = "a spilled file with two names, half written back";
+    let mut case = Case::new(what, settings, ops, &["state", "backing", "tier0", "tier1"]);
+    (case.when, case.always) = (When::WhileWrittenBack { name: one }, true);
+    case
+}
+
+/// What an fsync of a file or of a directory says of names and permissions.
+fn names_and_attributes() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let cuts: [&[&str]; 4] = [TIERS, &["state"], &["backing"], &DISKS];
+    for passthrough in ["off", "readwrite"] {
+        for cut in cuts {
+            let file = |name: &str, sync| write_version(name, 1, (0, 4), sync);
+            let sync_dir = |name: &str| Op::SyncDir { name: name.into() };
+            let link = |to: &str, dir| Op::Link { from: "file".into(), to: to.into(), dir };
+            let dir = || Op::MakeDir { name: "dir".into() };
+            let mode = |mode, sync| Op::Mode { name: "file".into(), mode, sync };
+            let known = drained("file", 8);
+            let drain = Op::Drain { name: "file".into() };
+            let moved = |dir| Op::Move { from: "file".into(), to: "dir/file".into(), dir };
+            let all = [
+                ("fsync of a file in a new directory", vec![dir(), file("dir/a", Sync::Fsync)]),
+                (
+                    "fsync of a directory with new files",
+                    vec![dir(), file("dir/a", Sync::None), sync_dir("dir/a"), sync_dir("dir")],
+                ),
+                (
+                    "fsync of a file with two names",
+                    vec![file("file", Sync::None), link("link", false), file("link", Sync::Fsync)],
+                ),
+                (
+                    "fsync of a directory with a link",
+                    [known.clone(), vec![link("link", true)]].concat(),
+                ),
+                (
+                    "fsync of both directories of a move",
+                    [known.clone(), vec![dir(), moved(true), sync_dir("file")]].concat(),
+                ),
+                (
+                    "fsync after new permissions of a new file",
+                    vec![file("file", Sync::Fsync), mode(0o600, true), mode(0o640, false)],
+                ),
+                (
+                    "fsync after new permissions of a known file",
+                    [known.clone(), vec![mode(0o600, true)]].concat(),
+                ),
+                (
+                    "drain after new permissions of an evicted file",
+                    [known, evicted("file"), vec![mode(0o600, false), drain]].concat(),
+                ),
+            ];
+            for (what, ops) in all {
+                let mut case = Case::new(what, MountSettings::of(passthrough, "1h"), ops, cut);
+                let is_chosen = what.contains("director") || what.contains("known");
+                case.always = is_chosen && passthrough == "readwrite" && cut.len() == DISKS.len();
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
