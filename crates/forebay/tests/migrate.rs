@@ -82,6 +82,27 @@ fn task_when_it_cannot_be_dumped_or_restored_then_it_goes_on_where_it_was() {
 }
 
 #[test]
+fn task_when_started_in_a_directory_where_another_is_written_down_then_waits_for_that() {
+    let Some(bed) = Bed::new() else { return };
+    let within = bed.ring.site.path("start");
+    // So it is called that CRIU makes there for a moment.
+    let in_its_way = within.join("proc.crtools");
+    fs::create_dir_all(&in_its_way).unwrap();
+    let task = bed.start_steps_in(&within, 1);
+    bed.wait_for_begin();
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        fs::remove_dir(in_its_way).unwrap();
+    });
+    let (code, text) = bed.migrate(&bed.mount(1));
+    assert_eq!(code, 0, "{text}");
+    other.join().unwrap();
+    bed.go(0);
+    assert_eq!(end_of(task).0, Some(7));
+    assert_eq!(fs::read_dir(&within).unwrap().count(), 0);
+}
+
+#[test]
 fn task_when_its_run_is_killed_after_a_migration_then_it_is_gone() {
     let Some(bed) = Bed::new() else { return };
     let task = bed.start_steps(2);

@@ -11,12 +11,12 @@ use rcgen::{
 };
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustix::fs::OFlags;
 use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use rustix::fs::OFlags;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;

@@ -316,12 +316,14 @@ files, which are then those of the target's mount. What it prints still comes wh
 prints, and its exit code is still that of `forebay run`.
 
 The task must have been started with `forebay run --migratable`: it then runs in process, IPC and \
-mount namespaces of its own. It is stopped, written down by CRIU, restored stopped at the target, and \
-killed where it was; then it goes on. Whatever fails before it is restored, it goes on where it was. \
-Never do two copies of it run.
+mount namespaces of its own. It is stopped, written down by CRIU and restored stopped at the target; \
+there it goes on, and the stopped one where it was is killed. Whatever fails before it is restored, it \
+goes on where it was. A migration never has two copies of it run; a run with --retries can, after it has \
+lost a node that only stood still (docs/guide/jobs.md).
 
 A node of the cluster takes tasks of others if it was mounted with --host-tasks on. The image goes \
-there over a connection by which both sides prove that they have the cluster's secret. The task sees \
+there over a connection by which both sides prove that they have the cluster's secret; what comes back \
+from a node is restored as root. The task sees \
 its mount at the same path as before; the programs and libraries that it has in use must be there under \
 the same paths, too. If the node, or the way to it, is lost, the task is lost with it.
 

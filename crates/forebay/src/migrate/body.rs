@@ -75,6 +75,14 @@ impl Body {
         }
     }
 
+    /// Whether it is lost with the way to its node, or has ended there.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Here(_) => false,
+            Self::There(remote) => remote.is_gone(),
+        }
+    }
+
     /// One that was restored begins to run.
     pub fn begin(&self) -> Result<(), Error> {
         match self {

@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_peer::transport::tcp::Tcp;
@@ -58,7 +59,7 @@ pub enum Message {
     Restore(Written),
     /// The host: the task is there, stopped.
     Restored,
-    /// The keeper: the other copy does not run any more, and this one is the task.
+    /// The keeper: the other copy is stopped and goes on no more; this one is the task.
     Go,
     /// The host: it runs.
     Going,
@@ -127,6 +128,7 @@ const PRINTED_ERR: u8 = 3;
 pub struct Outgoing {
     sink: Arc<Mutex<Box<dyn Sink>>>,
     closer: Arc<dyn Closer>,
+    closed: Arc<AtomicBool>,
 }
 
 /// The way in.
@@ -136,7 +138,8 @@ pub struct Incoming(Box<dyn Source>);
 pub fn ways(wire: Wire) -> io::Result<(Outgoing, Incoming)> {
     let Wire { mut source, sink, closer } = wire;
     source.set_timeout(IDLE)?;
-    Ok((Outgoing { sink: Arc::new(Mutex::new(sink)), closer }, Incoming(source)))
+    let (sink, closed) = (Arc::new(Mutex::new(sink)), Arc::new(AtomicBool::new(false)));
+    Ok((Outgoing { sink, closer, closed }, Incoming(source)))
 }
 
 impl Outgoing {
@@ -167,12 +170,18 @@ impl Outgoing {
         let sent = sink.send(&mut [IoSlice::new(&head), IoSlice::new(bytes)]);
         let sent = sent.and_then(|()| sink.end_frame());
         // A frame that was sent in part is never followed by another.
-        sent.inspect_err(|_| self.closer.close())
+        sent.inspect_err(|_| self.close())
     }
 
     /// Ends both ways.
     pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         self.closer.close();
+    }
+
+    /// Whether this side has ended them, or could not send.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 }
 
@@ -217,7 +226,8 @@ impl Incoming {
 
 fn security(secret: &Path, other: Option<&Path>) -> Result<Security, Error> {
     let read = |path: &Path| {
-        ClusterSecret::read(path)
+        // A daemon has named it.
+        ClusterSecret::read_of(path, &super::targets::believed())
             .map_err(|error| Error::Failed(format!("{}: {error}", path.display())))
     };
     let other = other.map(read).transpose()?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_peer::Address;
 use forebay_peer::transport::Listener;
@@ -67,7 +67,9 @@ pub fn run(settings: &Settings) -> Result<u8, Error> {
             return Err(error);
         }
     };
-    let Some((out, incoming, open)) = come_in(&*listener, &token)? else { return Ok(0) };
+    let Some((out, incoming, open)) = come_in(&*listener, &token, COMES_WITHIN)? else {
+        return Ok(0);
+    };
     listener.close();
     let Message::Open { seen, bytes, .. } = open else { return Ok(0) };
     let images = check(settings, seen.as_path()).and_then(|()| Images::make(None, bytes));
@@ -115,13 +117,24 @@ fn prepare(settings: &Settings) -> Result<(Criu, String, Box<dyn Listener>), Err
 fn come_in(
     listener: &dyn Listener,
     token: &str,
+    within: Duration,
 ) -> Result<Option<(Outgoing, Incoming, Message)>, Error> {
-    let came = AtomicBool::new(false);
+    let (came, talking) = (AtomicBool::new(false), Mutex::new(None::<Outgoing>));
+    let talking = || talking.lock().unwrap_or_else(PoisonError::into_inner);
+    let until = Instant::now() + within;
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
-            std::thread::park_timeout(COMES_WITHIN);
-            if !came.load(Ordering::Acquire) {
-                listener.close();
+            while !came.load(Ordering::Acquire) {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    listener.close();
+                    // One who has the secret and says nothing.
+                    if let Some(out) = talking().take() {
+                        out.close();
+                    }
+                    return;
+                }
+                std::thread::park_timeout(left);
             }
         });
         let found = loop {
@@ -134,7 +147,11 @@ fn come_in(
                     continue;
                 }
             };
-            let (out, mut incoming) = channel::ways(wire).map_err(Error::io("a connection"))?;
+            let Ok((out, mut incoming)) = channel::ways(wire) else { continue };
+            *talking() = Some(out.clone());
+            if until <= Instant::now() {
+                out.close();
+            }
             match incoming.hear() {
                 Ok(Frame::Message(open @ Message::Open { .. })) if is_for(&open, token) => {
                     break Some((out, incoming, open));
@@ -198,6 +215,7 @@ fn hear(
             }
             Ok(frame) => Event::Heard(frame),
             Err(_) => {
+                forward.out.close();
                 forward.stop(false);
                 forward.stop(true);
                 let _ = events.send(Event::Gone);
@@ -344,7 +362,13 @@ impl Host {
             }
             Message::Resume => return self.resume(),
             Message::Restore(written) => self.restore(written).map(|()| Message::Restored),
-            Message::Go => self.go().map(|()| Message::Going),
+            Message::Go => {
+                // If it fails, this process ends, and the task with it: of that the keeper hears.
+                self.go()?;
+                let said = self.out.say(&Message::Going);
+                self.images = None;
+                return said.map_err(Error::io("talking to the keeper"));
+            }
             Message::Look => self.look().map(|bytes| Message::Looked { bytes }),
             Message::Freeze => self.freeze().map(Message::Frozen),
             _ => Err(Error::Failed("the keeper says something that does not fit".into())),
@@ -371,9 +395,7 @@ impl Host {
             wait_for_end(init);
             let _ = events.send(Event::Ended);
         })?;
-        task.go_on()?;
-        self.images = None;
-        Ok(())
+        task.go_on()
     }
 
     fn look(&self) -> Result<u64, Error> {
@@ -382,7 +404,7 @@ impl Host {
         source::look(task, &Route { mount: Some(&self.seen), same_machine: false })
     }
 
-    /// Stops the task and sends it. If that fails, it goes on here.
+    /// Stops the task and sends it. If that fails, it goes on here, unless the keeper is gone.
     fn freeze(&mut self) -> Result<Written, Error> {
         let task = self.task.as_mut().ok_or_else(no_task)?;
         let route = Route { mount: Some(&self.seen), same_machine: false };
@@ -394,7 +416,12 @@ impl Host {
         let sent = sending.finish();
         let down = down?;
         if let Err(error) = sent {
-            down.go_on(task)?;
+            if self.out.is_closed() {
+                // Somebody may have begun it anew.
+                down.give_up();
+            } else {
+                down.go_on(task)?;
+            }
             return Err(Error::io("sending the image")(error));
         }
         let written = down.written.clone();
@@ -418,6 +445,24 @@ fn no_task() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn keeper_when_it_has_the_secret_and_says_nothing_then_not_waited_for_any_longer() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, [7; 32]).unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let listener = channel::listen("127.0.0.1", &secret, None).unwrap();
+        let Address::Tcp(at) = listener.address() else { panic!("not TCP") };
+        let silent = std::thread::spawn(move || {
+            let (_out, mut incoming) =
+                channel::ways(channel::connect(&at, &secret, None).unwrap()).unwrap();
+            assert!(incoming.hear().is_err());
+        });
+        assert!(come_in(&*listener, "abc", Duration::from_secs(1)).unwrap().is_none());
+        silent.join().unwrap();
+    }
 
     #[test]
     fn token_when_not_that_of_the_host_or_empty_then_not_let_in() {

@@ -412,9 +412,11 @@ impl Journey {
             Err(error) => {
                 // Before the rest of the image would be sent.
                 self.host = None;
-                Err(Error::Failed(format!(
-                    "the task goes on where it was, it can't be written down: {error}"
-                )))
+                let fate = match body.is_gone() {
+                    true => "the task has ended, or is lost with the way to its node",
+                    false => "the task goes on where it was",
+                };
+                Err(Error::Failed(format!("{fate}, it can't be written down: {error}")))
             }
         }
     }

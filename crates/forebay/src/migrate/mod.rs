@@ -14,9 +14,10 @@
 //!   has the task there; [`remote`] is the keeper's view of it. [`channel`] is what the two say to each
 //!   other, [`transfer`] an image on its way.
 //!
-//! At no moment do two copies of a task run. The one at the source is stopped before its image is
-//! complete; the one at the target is restored stopped. When it is there, that at the source is killed,
-//! and only then does the other go on. Whatever fails before that has the source go on.
+//! A migration never has two copies of a task run. The one at the source is stopped before its image is
+//! complete; the one at the target is restored stopped, and goes on only from there on, while the source
+//! goes on no more and is killed: on this machine before the other goes on, with another node when that one
+//! was told to. Whatever fails before has the source go on.
 
 pub mod body;
 pub mod channel;

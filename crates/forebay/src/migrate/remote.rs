@@ -13,11 +13,13 @@ use super::transfer::{Arriving, Sending};
 use crate::control::{TaskHost, WirePath};
 use crate::error::Error;
 
-/// How long the other side may take to get ready, or to answer what needs no work.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// How long the other side may take to get ready.
+const READY_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 /// How long a restore, or an image on its way, may take, and what is given to each MiB of it.
 const WORK_LIMIT: Duration = Duration::from_secs(60);
 const WORK_LIMIT_MIB: Duration = Duration::from_millis(50);
+/// What is asked where the task is may take as long as its files take to be written. If the node hangs, so
+/// does the task; if it is lost, the connection ends.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
 /// Frames that wait to be looked at: an image comes faster than it is written.
 const WAITING: usize = 32;
@@ -62,7 +64,7 @@ impl Remote {
         let (out, incoming) = channel::ways(wire).map_err(failed())?;
         let (frames, heard) = mpsc::sync_channel(WAITING);
         let (prints, to_print) = mpsc::channel();
-        let acknowledge = out.clone();
+        let (acknowledge, own) = (out.clone(), out.clone());
         let printing = std::thread::Builder::new()
             .name("printing".into())
             .spawn(move || print(&to_print, &*sink, &acknowledge))
@@ -70,13 +72,13 @@ impl Remote {
         let remote = Self { out, heard, printing: Some(printing), bytes };
         std::thread::Builder::new()
             .name("host".into())
-            .spawn(move || hear(incoming, &frames, &prints, end))
+            .spawn(move || hear(incoming, &own, &frames, &prints, end))
             .map_err(Error::io("starting a thread"))?;
         let seen = seen.into();
         remote.say(&Message::Open { token: host.token.clone(), seen, bytes })?;
-        match remote.answer(ANSWER_LIMIT)? {
+        match remote.answer(READY_LIMIT)? {
             Message::Ready => Ok(remote),
-            other => Err(unfit(&other)),
+            other => Err(remote.unfit(&other)),
         }
     }
 
@@ -91,7 +93,7 @@ impl Remote {
         self.say(&Message::Restore(written.clone()))?;
         match self.answer(self.work_limit())? {
             Message::Restored => Ok(()),
-            other => Err(unfit(&other)),
+            other => Err(self.unfit(&other)),
         }
     }
 
@@ -102,28 +104,28 @@ impl Remote {
 
     /// Waits until it runs. If it does not, its end is heard of.
     pub fn wait_until_going(&self) {
-        let _ = self.answer(ANSWER_LIMIT);
+        let _ = self.answer(A_DAY);
     }
 
     /// Bytes that it has in memory, if it can be migrated.
     pub fn look(&mut self) -> Result<u64, Error> {
         self.say(&Message::Look)?;
-        match self.answer(ANSWER_LIMIT)? {
+        match self.answer(A_DAY)? {
             Message::Looked { bytes } => {
                 self.bytes = bytes;
                 Ok(bytes)
             }
-            other => Err(unfit(&other)),
+            other => Err(self.unfit(&other)),
         }
     }
 
-    /// Stops it there and brings its image here. If that fails, it goes on there.
+    /// Stops it there and brings its image here. If that fails, it goes on there, unless the connection is
+    /// gone.
     pub fn write_down(&self, images: &Path) -> Result<Written, Error> {
         self.say(&Message::Freeze)?;
         let mut arriving = Arriving::into(images);
         // What can't be written here is still taken from the connection, until the node is done.
         let mut trouble = None;
-        // If the node hangs, so does the task, wherever it was to go: there is nothing to give up.
         let until = Instant::now() + A_DAY;
         loop {
             let taken = match self.next(until)? {
@@ -137,7 +139,7 @@ impl Remote {
                     }
                 },
                 Frame::Message(Message::Failed(error)) => return Err(error.into()),
-                Frame::Message(other) => return Err(unfit(&other)),
+                Frame::Message(other) => return Err(self.unfit(&other)),
                 Frame::Piece(_) | Frame::Print(..) => Ok(()),
             };
             trouble = trouble.or(taken.err());
@@ -147,6 +149,11 @@ impl Remote {
     /// It goes on there.
     pub fn go_on(&self) -> Result<(), Error> {
         self.say(&Message::Resume)
+    }
+
+    /// Whether the connection is gone, and the task with it.
+    pub fn is_gone(&self) -> bool {
+        self.out.is_closed()
     }
 
     /// Sends it a signal. If that fails, its end is heard of.
@@ -183,13 +190,21 @@ impl Remote {
         match self.next(Instant::now() + limit)? {
             Frame::Message(Message::Failed(error)) => Err(error.into()),
             Frame::Message(message) => Ok(message),
-            Frame::Piece(_) | Frame::Print(..) => Err(unfit(&"bytes")),
+            Frame::Piece(_) | Frame::Print(..) => Err(self.unfit(&"bytes")),
         }
+    }
+
+    /// What was said fits nothing that was asked: who knows what the node does with the task.
+    fn unfit(&self, what: &dyn std::fmt::Debug) -> Error {
+        self.out.close();
+        Error::Failed(format!("the node says something that does not fit: {what:?}"))
     }
 
     fn next(&self, until: Instant) -> Result<Frame, Error> {
         let left = until.saturating_duration_since(Instant::now());
         self.heard.recv_timeout(left).map_err(|error| {
+            // An answer that comes late must not be taken for that to another question.
+            self.out.close();
             Error::Failed(match error {
                 RecvTimeoutError::Timeout => "the node does not answer in time".into(),
                 RecvTimeoutError::Disconnected => "the connection to the node is gone".to_owned(),
@@ -207,12 +222,14 @@ impl Drop for Remote {
     }
 }
 
-fn unfit(what: &dyn std::fmt::Debug) -> Error {
-    Error::Failed(format!("the node says something that does not fit: {what:?}"))
-}
-
 /// Reads what comes until the connection ends.
-fn hear(mut incoming: Incoming, frames: &SyncSender<Frame>, prints: &Prints, end: OnEnd) {
+fn hear(
+    mut incoming: Incoming,
+    own: &Outgoing,
+    frames: &SyncSender<Frame>,
+    prints: &Prints,
+    end: OnEnd,
+) {
     let why = loop {
         match incoming.hear() {
             Ok(Frame::Print(stream, bytes)) => {
@@ -226,10 +243,19 @@ fn hear(mut incoming: Incoming, frames: &SyncSender<Frame>, prints: &Prints, end
             Err(error) => break error,
         }
     };
-    if why.kind() == io::ErrorKind::TimedOut {
+    if !is_by_other_side(&why, own.is_closed()) {
         std::thread::sleep(NOTICED_LATER);
     }
+    own.close();
     end(End::Lost(why.to_string()));
+}
+
+/// Whether the other side has ended the connection. If not, it may not know yet: of a network that was cut
+/// the kernel says that there is no route, or that time is over, and if it tells that to a thread that sends,
+/// the one that reads is told of an end.
+fn is_by_other_side(error: &io::Error, closed_here: bool) -> bool {
+    let ends = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+    ends.contains(&error.kind()) && !closed_here
 }
 
 fn print(prints: &Receiver<(Stream, Vec<u8>)>, sink: &dyn Sink, acknowledge: &Outgoing) {
@@ -240,5 +266,101 @@ fn print(prints: &Receiver<(Stream, Vec<u8>)>, sink: &dyn Sink, acknowledge: &Ou
         if !read {
             let _ = acknowledge.say(&Message::Deaf { err: stream == Stream::Err });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_peer::Address;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Nobody reads.
+    struct Nowhere;
+
+    impl Sink for Nowhere {
+        fn put(&self, _: Stream, _: &[u8]) -> bool {
+            false
+        }
+    }
+
+    /// A task on a node that answers so.
+    fn on_node(
+        dir: &Path,
+        answers: impl FnOnce(&Outgoing, &mut Incoming) + Send + 'static,
+    ) -> (Remote, Receiver<End>, JoinHandle<()>) {
+        let secret = dir.join("secret");
+        std::fs::write(&secret, [7; 32]).unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let listener = channel::listen("127.0.0.1", &secret, None).unwrap();
+        let Address::Tcp(at) = listener.address() else { panic!("not TCP") };
+        let node = std::thread::spawn(move || {
+            let wire = channel::accept(&*listener).unwrap().unwrap();
+            let (out, mut incoming) = channel::ways(wire).unwrap();
+            assert!(matches!(incoming.hear(), Ok(Frame::Message(Message::Open { .. }))));
+            out.say(&Message::Ready).unwrap();
+            answers(&out, &mut incoming);
+        });
+        let secret = WirePath(secret);
+        let host = TaskHost { at, token: "t".into(), secret, other_secret: None };
+        let (ended, end) = mpsc::channel();
+        let on_end = Box::new(move |end| drop(ended.send(end)));
+        let remote = Remote::reach(&host, dir, 0, Arc::new(Nowhere), on_end).unwrap();
+        (remote, end, node)
+    }
+
+    fn said(incoming: &mut Incoming) -> Message {
+        match incoming.hear() {
+            Ok(Frame::Message(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn node_when_it_answers_late_then_waited_for_and_the_next_migration_is_in_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut remote, _end, node) = on_node(dir.path(), |out, incoming| {
+            assert_eq!(said(incoming), Message::Look);
+            // Later than one that is to get ready may be.
+            std::thread::sleep(READY_LIMIT + READY_LIMIT / 2);
+            out.say(&Message::Looked { bytes: 5 }).unwrap();
+            assert_eq!(said(incoming), Message::Look);
+            out.say(&Message::Looked { bytes: 6 }).unwrap();
+            assert_eq!(said(incoming), Message::Freeze);
+            out.say(&Message::Frozen(Written { processes: 3, ..Written::default() })).unwrap();
+            assert_eq!(said(incoming), Message::Resume);
+        });
+        assert_eq!(remote.look().unwrap(), 5);
+        assert_eq!(remote.look().unwrap(), 6);
+        assert_eq!(remote.write_down(dir.path()).unwrap().processes, 3);
+        assert!(!remote.is_gone());
+        remote.go_on().unwrap();
+        node.join().unwrap();
+    }
+
+    #[test]
+    fn node_when_it_says_what_does_not_fit_then_the_connection_ends_and_it_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let (remote, _end, node) = on_node(dir.path(), |out, incoming| {
+            assert_eq!(said(incoming), Message::Freeze);
+            out.say(&Message::Looked { bytes: 5 }).unwrap();
+            // A node that has stopped the task must not wait for what nobody says.
+            assert!(incoming.hear().is_err());
+        });
+        assert!(remote.write_down(dir.path()).unwrap_err().to_string().contains("does not fit"));
+        assert!(remote.is_gone());
+        node.join().unwrap();
+    }
+
+    #[test]
+    fn connection_when_the_network_is_cut_then_the_other_side_may_not_know_yet() {
+        let of = |code: i32| io::Error::from_raw_os_error(code);
+        for error in [of(libc::EHOSTUNREACH), of(libc::ENETUNREACH), of(libc::ETIMEDOUT)] {
+            assert!(!is_by_other_side(&error, false), "{error}");
+        }
+        assert!(is_by_other_side(&of(libc::ECONNRESET), false));
+        assert!(is_by_other_side(&io::ErrorKind::UnexpectedEof.into(), false));
+        // What could not be sent has closed it, and who reads is told of an end.
+        assert!(!is_by_other_side(&io::ErrorKind::UnexpectedEof.into(), true));
     }
 }

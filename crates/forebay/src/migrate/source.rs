@@ -40,6 +40,11 @@ impl Down {
         self.remaps.remove_new();
         task.go_on()
     }
+
+    /// It goes on nowhere: what CRIU has added to its files is removed.
+    pub fn give_up(&self) {
+        self.remaps.remove_new();
+    }
 }
 
 /// Stops a task and writes it down, with its files at rest. If that fails, it goes on.

@@ -63,9 +63,24 @@ fn choose(status: &ClusterStatus, name: &str) -> Result<Option<(u16, String)>, E
     }
 }
 
-/// Asks a node of a mount's cluster to get ready for a task.
+/// Asks a node of a mount's cluster to get ready for a task. The answer decides who gets the task's memory
+/// and whose image comes back, so that only a daemon of this user or of root is asked.
 pub fn host(mount: &Path, mounts: &[Mount], node: u16) -> Result<TaskHost, Error> {
-    let mut client = Client::for_mount(forebay_at(mount, mounts)?, mounts)?;
+    ask_host(Client::for_mount(forebay_at(mount, mounts)?, mounts)?, &believed(), node)
+}
+
+/// The users whose daemons, and whose files with secrets, decide where a task goes.
+pub fn believed() -> [u32; 2] {
+    [0, rustix::process::geteuid().as_raw()]
+}
+
+fn ask_host(mut client: Client, believed: &[u32], node: u16) -> Result<TaskHost, Error> {
+    if !believed.contains(&client.uid()) {
+        return Err(Error::Usage(format!(
+            "the mount {} is another user's: its daemon would say where the task goes",
+            client.mountpoint().display()
+        )));
+    }
     let asked = Request::Cluster(ClusterRequest::Host { node });
     match client.call(asked, Some(HOST_LIMIT), &mut |_| {})? {
         Reply::Cluster(ClusterReply::Host(host)) => Ok(host),
@@ -177,6 +192,20 @@ mod tests {
             let error = of(name).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn daemon_when_of_another_user_then_not_asked_where_a_task_goes() {
+        let ask = |believed: &[u32]| {
+            let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let client = Client::over("/m".into(), ours).unwrap();
+            drop(theirs);
+            ask_host(client, believed, 2).unwrap_err()
+        };
+        let own = rustix::process::geteuid().as_raw();
+        assert!(ask(&[own + 1]).to_string().contains("another user's"));
+        // It would be asked, and is gone.
+        assert!(!ask(&believed()).to_string().contains("another user's"));
     }
 
     #[test]

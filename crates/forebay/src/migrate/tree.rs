@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Processes that a tree may have.
@@ -68,26 +68,35 @@ impl Opened {
             Err(error) if error.raw_os_error() == Some(libc::ESTALE) => error,
             opened => return opened,
         };
-        let inode = self.inode();
+        // Without asking the file system.
+        let info = format!("/proc/{}/fdinfo/{}", self.pid, self.fd);
+        let (inode, mount) = (field_of(&info, "ino:"), field_of(&info, "mnt_id:"));
         let named = |name: &[u8]| {
             let name = Path::new(OsStr::from_bytes(name));
             let name = name.strip_prefix("/").unwrap_or(name);
-            let file =
-                File::open(Path::new(&format!("/proc/{}/root", self.pid)).join(name)).ok()?;
-            (inode.is_some() && file.metadata().ok().map(|found| found.ino()) == inode)
-                .then_some(file)
+            // What others have put there may be a pipe, a device, or a link to somewhere else.
+            let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
+            let path = Path::new(&format!("/proc/{}/root", self.pid)).join(name);
+            let plain = |found: &fs::Metadata| found.is_file() || found.is_dir();
+            // Before it is opened: to open a device may do something.
+            fs::symlink_metadata(&path).ok().filter(plain)?;
+            let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+            let found = file.metadata().ok().filter(plain)?;
+            let own = format!("/proc/self/fdinfo/{}", file.as_raw_fd());
+            let same = inode == Some(found.ino()) && mount == field_of(&own, "mnt_id:");
+            same.then_some(file)
         };
         let path = self.path.as_os_str().as_bytes();
         // So says the kernel of the old one, too.
         let without = path.strip_suffix(b" (deleted)");
         named(path).or_else(|| named(without?)).ok_or(refused)
     }
+}
 
-    /// The inode that the descriptor is of, without asking the file system.
-    fn inode(&self) -> Option<u64> {
-        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{}", self.pid, self.fd)).ok()?;
-        info.lines().find_map(|line| line.strip_prefix("ino:"))?.trim().parse().ok()
-    }
+/// A number that the kernel says of a descriptor.
+fn field_of(info: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(info).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
 /// A TCP connection of the tree: both ends as the kernel writes them.

@@ -142,15 +142,25 @@ impl Bed {
 
     /// `forebay run --migratable` with this as its job `t`.
     pub fn start(&self, job: &[&str]) -> Running {
+        self.start_in(Path::new("."), job)
+    }
+
+    /// The same with this as its working directory.
+    pub fn start_in(&self, dir: &Path, job: &[&str]) -> Running {
         let mount = self.mount(0);
         let run = ["run", "--migratable", "--mount", &mount, "--name", "t", "--"];
         let mut command = self.command(&[&run, job].concat());
+        command.current_dir(dir);
         Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     pub fn start_steps(&self, steps: usize) -> Running {
+        self.start_steps_in(Path::new("."), steps)
+    }
+
+    pub fn start_steps_in(&self, within: &Path, steps: usize) -> Running {
         let (dir, steps) = (format!("{}/dir", self.mount(0)), steps.to_string());
-        self.start(&["sh", "-c", STEPS, "steps", &dir, &steps])
+        self.start_in(within, &["sh", "-c", STEPS, "steps", &dir, &steps])
     }
 
     pub fn go(&self, step: usize) {
