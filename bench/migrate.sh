@@ -7,6 +7,9 @@
 #   bench/migrate.sh many [N]        one task is migrated N (100) times while it writes; its file, its output and
 #                                    its exit code against those of a run that stays
 #
+# VIA=node has the task go to the other mount as to a node on another machine: its image goes over TCP and TLS, and
+# another process has it there. VIA=mount (the default) has it stay with its keeper.
+#
 # Needs root, redis-server, python3 and CRIU 4.1 (FOREBAY_CRIU, or tests/criu.sh).
 # Environment: FOREBAY, the binary; ROUNDS (3); DIR, a directory for all of it (a new one in /dev/shm).
 set -euo pipefail
@@ -15,6 +18,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 FOREBAY=${FOREBAY:-$ROOT/target/release/forebay}
 CRIU=${FOREBAY_CRIU:-criu}
 ROUNDS=${ROUNDS:-3}
+VIA=${VIA:-mount}
 DIR=${DIR:-$(mktemp -d /dev/shm/forebay-migrate.XXXXXX)}
 PORT=$((32000 + $$ % 700))
 export FOREBAY_RUNTIME_DIR=$DIR/run
@@ -42,8 +46,10 @@ up() {
     for mount in a b; do
         timeout 60 "$FOREBAY" mount "$DIR/backing" "$DIR/$mount" --tier "$DIR/tier-$mount=64M" \
             --cluster "redis://127.0.0.1:$PORT/bench" --cluster-listen 127.0.0.1:0 \
-            --cluster-secret "$DIR/secret" >/dev/null 2>&1
+            --cluster-secret "$DIR/secret" --host-tasks on >/dev/null 2>&1
     done
+    OTHER=$DIR/b
+    [ "$VIA" = mount ] || OTHER=$("$FOREBAY" cluster status --json "$DIR/b" | field this)
 }
 
 field() { python3 -c 'import json,sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
@@ -75,7 +81,7 @@ forebay_moves() { # MB
     RUN=$!
     wait_for_file "$DIR/a/out"
     for at in $(seq "$ROUNDS"); do
-        for target in "$DIR/b" home; do
+        for target in "$OTHER" home; do
             text=$("$FOREBAY" migrate size "$target" --json)
             downs+=("$(field downtime_ms <<<"$text")")
             bytes=$(field bytes <<<"$text")
@@ -114,7 +120,7 @@ criu_alone() { # MB
 sizes() {
     local size
     up
-    echo "load $(cut -d ' ' -f 1-3 /proc/loadavg), $(nproc) cores, $("$CRIU" --version | head -n 1), image in memory"
+    echo "load $(cut -d ' ' -f 1-3 /proc/loadavg), $(nproc) cores, $("$CRIU" --version | head -n 1), image in memory, by $VIA"
     echo "MB,forebay_ms,forebay_image_mib,criu_alone_ms,criu_image_mib"
     for size in "$@"; do
         echo "$size,$(forebay_moves "$size" | tr ' ' ,),$(criu_alone "$size" | tr ' ' ,)"
@@ -148,7 +154,7 @@ many() { # N
     wait_for_file "$DIR/a/out"
     for at in $(seq "$1"); do
         target=home
-        [ $((at % 2)) = 0 ] || target=$DIR/b
+        [ $((at % 2)) = 0 ] || target=$OTHER
         "$FOREBAY" migrate many "$target" --json >>"$DIR/moves"
     done
     lines=$(tail -n 1 "$DIR/stdout" | cut -d ' ' -f 1)
@@ -171,5 +177,5 @@ field_all() { python3 -c 'import json,sys; [print(json.loads(line)[sys.argv[1]])
 case ${1:-} in
     sizes) shift; [ $# -gt 0 ] || set -- 10 100 1024; sizes "$@" ;;
     many) many "${2:-100}" ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

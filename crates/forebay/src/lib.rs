@@ -16,7 +16,7 @@ mod hand_over;
 mod headway;
 mod logging;
 mod metrics_http;
-mod migrate;
+pub mod migrate;
 mod printable;
 mod render;
 mod run;

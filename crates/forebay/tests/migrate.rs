@@ -2,173 +2,15 @@
 
 mod ring;
 mod site;
+mod tasks;
 
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
-use ring::{Ring, can_cluster};
 use site::*;
-
-/// The program CRIU, if there is one that works here. Else it is said why not.
-fn criu() -> Option<PathBuf> {
-    let named = std::env::var_os("FOREBAY_CRIU").map(PathBuf::from).filter(|path| path.exists());
-    let usual = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"].map(PathBuf::from);
-    let found = named.or_else(|| usual.into_iter().find(|path| path.exists()));
-    let Some(program) = found else {
-        eprintln!("skipped: CRIU is not installed, and FOREBAY_CRIU names none");
-        return None;
-    };
-    let run = |argument: &str| outcome(Command::new(&program).arg(argument));
-    let (version, check) = (run("--version").1, run("check"));
-    let new = version.contains("Version: 4.") && !version.contains("Version: 4.0");
-    if !new || check.0 != 0 {
-        eprintln!("skipped: CRIU can't be used here: {version}{}", check.1);
-        return None;
-    }
-    Some(program)
-}
-
-fn can_migrate() -> Option<PathBuf> {
-    if can_cluster() { criu() } else { None }
-}
-
-/// Computes and writes in steps: each begins when its file is there.
-const STEPS: &str = r#"
-cd "$1" && h=1 && i=0 && step=0
-exec 3>>out
-while [ $step -lt $2 ]; do
-    until [ -e go.$step ]; do sleep 0.02; done
-    step=$((step + 1)) end=$((step * 4000))
-    while [ $i -lt $end ]; do
-        h=$(((h * 1103515245 + i) % 2147483648)) i=$((i + 1))
-        echo $i $h >&3
-        [ $((i % 500)) != 0 ] || echo at $i $h
-    done
-    echo step $step >&2
-done
-exit 7
-"#;
-
-/// A task; ended with the value.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // `timeout` hands it on, and what `forebay run` started ends with it.
-        if matches!(self.0.try_wait(), Ok(None)) {
-            signal(self.0.id().cast_signed(), rustix::process::Signal::TERM);
-            let _ = self.0.wait();
-        }
-    }
-}
-
-/// Two mounts of the same files, and what tasks need on them.
-struct Bed {
-    ring: Ring,
-    criu: PathBuf,
-}
-
-impl Bed {
-    fn new() -> Option<Bed> {
-        let criu = can_migrate()?;
-        let ring = Ring::talking(2);
-        ring.mount_all(&["--writeback", "evict"]);
-        fs::create_dir(ring.at(0, "dir")).unwrap();
-        Some(Bed { ring, criu })
-    }
-
-    fn mount(&self, node: usize) -> String {
-        self.ring.at(node, "").to_str().unwrap().trim_end_matches('/').to_owned()
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.ring.site.command(env!("CARGO_BIN_EXE_forebay"));
-        command.args(args).env("FOREBAY_CRIU", &self.criu);
-        command
-    }
-
-    /// `forebay run --migratable` with this as its job `t`.
-    fn start(&self, job: &[&str]) -> Running {
-        let mount = self.mount(0);
-        let run = ["run", "--migratable", "--mount", &mount, "--name", "t", "--"];
-        let mut command = self.command(&[&run, job].concat());
-        Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn start_steps(&self, steps: usize) -> Running {
-        let (dir, steps) = (format!("{}/dir", self.mount(0)), steps.to_string());
-        self.start(&["sh", "-c", STEPS, "steps", &dir, &steps])
-    }
-
-    fn go(&self, step: usize) {
-        fs::write(self.ring.at(0, &format!("dir/go.{step}")), b"").unwrap();
-    }
-
-    fn migrate(&self, target: &str) -> (i32, String) {
-        outcome(&mut self.command(&["migrate", "t", target, "--json"]))
-    }
-
-    /// Waits until the task has its file open.
-    fn wait_for_begin(&self) {
-        let out = self.ring.at(0, "dir/out");
-        assert!(wait_for(Duration::from_secs(60), || out.exists()), "the task does not begin");
-    }
-
-    fn lines(&self, node: usize) -> usize {
-        fs::read(self.ring.at(node, "dir/out")).unwrap_or_default().split(|b| *b == b'\n').count()
-    }
-}
-
-/// What a run of the steps comes to that stays where it is: its file, its output, its complaints.
-fn unmigrated(steps: usize) -> (Vec<u8>, String, String) {
-    let dir = tempfile::tempdir().unwrap();
-    (0..steps).for_each(|step| fs::write(dir.path().join(format!("go.{step}")), b"").unwrap());
-    let mut command = Command::new("sh");
-    let output = command.args(["-c", STEPS, "steps"]).arg(dir.path()).arg(steps.to_string());
-    let output = output.output().unwrap();
-    assert_eq!(output.status.code(), Some(7));
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (fs::read(dir.path().join("out")).unwrap(), text(output.stdout), text(output.stderr))
-}
-
-fn end_of(mut task: Running) -> (Option<i32>, String, String) {
-    let child = &mut task.0;
-    let (mut out, mut err) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-    (child.wait().unwrap().code(), out, err)
-}
-
-/// The process that keeps a task, and its children, also those that nobody has waited for.
-fn keeper(task: &Running) -> (i32, Vec<i32>) {
-    let children = |pid: i32| -> Vec<i32> {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        text.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
-    };
-    let mut below = children(task.0.id().cast_signed()).into_iter().flat_map(children);
-    let keeps = |pid: &i32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).any(|word| word == b"run-task")
-    };
-    let keeper = below.find(keeps).unwrap();
-    (keeper, children(keeper))
-}
-
-/// A program that does as CRIU does, except for one command.
-fn failing(dir: &Path, criu: &Path, command: &str, instead: &str) -> PathBuf {
-    let path = dir.join(format!("no-{command}"));
-    let text = format!(
-        "#!/bin/sh\nif [ \"$1\" = {command} ]; then {instead}; fi\nexec {} \"$@\"\n",
-        criu.display()
-    );
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
+use tasks::*;
 
 #[test]
 fn task_when_migrated_ten_times_then_its_output_equals_that_of_a_run_that_stayed() {
@@ -226,7 +68,7 @@ fn task_when_it_cannot_be_dumped_or_restored_then_it_goes_on_where_it_was() {
         assert_eq!(code, 1, "{command}: {text}");
         assert!(text.contains("the task goes on where it was"), "{command}: {text}");
         bed.go(step);
-        let enough = || bed.lines(0) > (step + 1) * 4000;
+        let enough = || bed.lines(0) > (step + 1) * LINES;
         assert!(wait_for(Duration::from_secs(60), enough), "after {command} it stands still");
     }
     put(&real);
@@ -237,6 +79,27 @@ fn task_when_it_cannot_be_dumped_or_restored_then_it_goes_on_where_it_was() {
     let (file, expected_out, expected_err) = unmigrated(4);
     assert_eq!((code, out, err), (Some(7), expected_out, expected_err));
     assert!(fs::read(bed.ring.at(1, "dir/out")).unwrap() == file);
+}
+
+#[test]
+fn task_when_started_in_a_directory_where_another_is_written_down_then_waits_for_that() {
+    let Some(bed) = Bed::new() else { return };
+    let within = bed.ring.site.path("start");
+    // So it is called that CRIU makes there for a moment.
+    let in_its_way = within.join("proc.crtools");
+    fs::create_dir_all(&in_its_way).unwrap();
+    let task = bed.start_steps_in(&within, 1);
+    bed.wait_for_begin();
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        fs::remove_dir(in_its_way).unwrap();
+    });
+    let (code, text) = bed.migrate(&bed.mount(1));
+    assert_eq!(code, 0, "{text}");
+    other.join().unwrap();
+    bed.go(0);
+    assert_eq!(end_of(task).0, Some(7));
+    assert_eq!(fs::read_dir(&within).unwrap().count(), 0);
 }
 
 #[test]

@@ -1,70 +1,13 @@
 //! Nodes with networks of their own (`tests/testbed.sh`), which are cut while programs work.
 
 mod acknowledged;
+mod netbed;
 mod site;
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 
 use acknowledged::Load;
-
-/// A testbed; taken away with the value, whatever has happened.
-struct Testbed {
-    root: tempfile::TempDir,
-}
-
-impl Testbed {
-    /// Without daemons yet. Says so and gives nothing where the machine can't.
-    fn up(options: &[&str]) -> Option<Testbed> {
-        let bed = Testbed { root: tempfile::tempdir().unwrap() };
-        let (code, text) = bed.run(&["check"]);
-        if code != 0 {
-            eprintln!("skipped: {text}");
-            return None;
-        }
-        let (code, text) = bed.run(&[&["up", "3", "--no-mount"], options].concat());
-        if code != 0 {
-            eprintln!("skipped: the testbed does not come up: {text}");
-            return None;
-        }
-        Some(bed)
-    }
-
-    fn run(&self, args: &[&str]) -> (i32, String) {
-        let mut command = Command::new("timeout");
-        command.args(["-k", "5", "120"]);
-        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/testbed.sh")).args(args);
-        command.env("TESTBED_DIR", self.dir());
-        command.env("FOREBAY", env!("CARGO_BIN_EXE_forebay"));
-        site::outcome(&mut command)
-    }
-
-    fn tell(&self, args: &[&str]) {
-        let (code, text) = self.run(args);
-        assert_eq!(code, 0, "{args:?}: {text}");
-    }
-
-    fn dir(&self) -> PathBuf {
-        self.root.path().join("bed")
-    }
-
-    fn mounts(&self) -> Vec<PathBuf> {
-        (1..=3).map(|node| self.dir().join(format!("mnt/{node}"))).collect()
-    }
-}
-
-impl Drop for Testbed {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            for node in 1..=3 {
-                let log = fs::read_to_string(self.dir().join(format!("log/{node}")));
-                eprintln!("--- log of node {node}\n{}", log.unwrap_or_default());
-            }
-        }
-        self.run(&["down"]);
-    }
-}
+use netbed::Testbed;
 
 #[test]
 fn node_when_cut_off_under_load_then_gets_errors_and_nothing_is_lost_or_stale() {

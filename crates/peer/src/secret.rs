@@ -11,18 +11,26 @@ use rcgen::{
 };
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustix::fs::OFlags;
 use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
 /// The name in every node's certificate. It tells a stranger nothing.
 pub(crate) const NAME: &str = "node";
+
+/// The longest file that a secret is read from.
+const MAX_FILE: u64 = 64 << 10;
 
 /// What the members of a cluster share.
 #[derive(Clone)]
@@ -58,6 +66,48 @@ impl ClusterSecret {
         let filled = SystemRandom::new().fill(&mut bytes);
         filled.map_err(|_| Error::Settings("the system gives no random bytes".into()))?;
         Ok(ClusterSecret(bytes))
+    }
+
+    /// The secret that a file has.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] if the file can't be read, is not a plain file, or is too long; if others
+    /// than its owner can read it; if the secret is too short.
+    pub fn read(path: &Path) -> Result<ClusterSecret> {
+        ClusterSecret::read_if(path, |_| true)
+    }
+
+    /// As [`ClusterSecret::read`], for one who was told the path by somebody else: only of a file that
+    /// belongs to one of these users.
+    ///
+    /// # Errors
+    /// As [`ClusterSecret::read`], and if the file belongs to another user.
+    pub fn read_of(path: &Path, owners: &[u32]) -> Result<ClusterSecret> {
+        ClusterSecret::read_if(path, |owner| owners.contains(&owner))
+    }
+
+    fn read_if(path: &Path, is_believed: impl FnOnce(u32) -> bool) -> Result<ClusterSecret> {
+        let failed = |error: std::io::Error| Error::Settings(error.to_string());
+        let refused = |why: &str| Err(Error::Settings(why.into()));
+        // One may wait for ever for what is no file, already when it is opened.
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+        let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return refused("it is not a plain file");
+        }
+        if !is_believed(found.uid()) {
+            return refused("it belongs to another user, who could have others count as nodes");
+        }
+        if found.mode() & 0o077 != 0 {
+            return refused("others can read it, who would count as nodes; chmod 600");
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > MAX_FILE {
+            return refused("it is too long; use 32 random bytes");
+        }
+        ClusterSecret::new(&bytes)
     }
 
     /// The secret's bytes, to be written down.
@@ -211,11 +261,38 @@ pub enum Security {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn secret_when_short_then_refused() {
         assert!(ClusterSecret::new(&[7; 15]).is_err());
         assert!(ClusterSecret::new(&[7; 16]).is_ok());
+    }
+
+    #[test]
+    fn secret_when_in_a_file_then_read_unless_it_is_another_users_or_not_a_plain_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let path = dir.path().join("secret");
+        std::fs::write(&path, [7; 32]).unwrap();
+        mode(&path, 0o600);
+        let own = std::fs::metadata(&path).unwrap().uid();
+        assert_eq!(ClusterSecret::read(&path).unwrap().bytes(), [7; 32]);
+        assert_eq!(ClusterSecret::read_of(&path, &[own + 1, own]).unwrap().bytes(), [7; 32]);
+        let why = |refused: Result<ClusterSecret>| refused.unwrap_err().to_string();
+        assert!(why(ClusterSecret::read_of(&path, &[own + 1])).contains("another user"));
+        mode(&path, 0o640);
+        assert!(why(ClusterSecret::read(&path)).contains("chmod 600"));
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        mode(&path, 0o600);
+        assert!(why(ClusterSecret::read(&path)).contains("too long"));
+        // To open it for reading waits for a writer, who never comes.
+        let pipe = dir.path().join("pipe");
+        let made = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, made).unwrap();
+        assert!(why(ClusterSecret::read(&pipe)).contains("plain file"));
     }
 
     #[test]

@@ -316,22 +316,31 @@ files, which are then those of the target's mount. What it prints still comes wh
 prints, and its exit code is still that of `forebay run`.
 
 The task must have been started with `forebay run --migratable`: it then runs in process, IPC and \
-mount namespaces of its own. It is stopped, written down by CRIU, restored stopped at the target, and \
-killed where it was; then it goes on. Whatever fails before it is restored, it goes on where it was. \
-Never do two copies of it run.
+mount namespaces of its own. It is stopped, written down by CRIU and restored stopped at the target; \
+there it goes on, and the stopped one where it was is killed. Whatever fails before it is restored, it \
+goes on where it was. A migration never has two copies of it run; a run with --retries can, after it has \
+lost a node that only stood still (docs/guide/jobs.md).
+
+A node of the cluster takes tasks of others if it was mounted with --host-tasks on. The image goes \
+there over a connection by which both sides prove that they have the cluster's secret; what comes back \
+from a node is restored as root. The task sees \
+its mount at the same path as before; the programs and libraries that it has in use must be there under \
+the same paths, too. If the node, or the way to it, is lost, the task is lost with it.
 
 CRIU 4.1 or newer must be installed (the package criu of Debian 13; FOREBAY_CRIU names another one), \
 and both sides must be root.
 
 Refused, with the reason: tasks with connections over the network to processes that are not part of \
 them (so also MPI jobs of several nodes), with GPUs and similar devices, with terminals, with locks on \
-files.";
+files. To another node also those that have files open for writing that are not on the mount.";
 
 /// Examples of `migrate`.
 pub const MIGRATE_EXAMPLES: &str = "\
 Examples:
   forebay run --migratable --name fit -- ./fit data/set &
-  forebay migrate fit /mnt/b          go on with the files as the mount /mnt/b has them
+  forebay migrate fit 3               go on at node 3; `forebay cluster status` shows the numbers
+  forebay migrate fit node7           the same, by the name of its machine
+  forebay migrate fit /mnt/b          here, with the files as the mount /mnt/b has them
   forebay migrate fit home            and back
   forebay migrate fit /mnt/b --json | jq .downtime_ms
 

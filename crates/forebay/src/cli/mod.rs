@@ -83,7 +83,7 @@ pub enum Command {
     /// Show the jobs of `forebay run`: which run, since when, which have ended and how
     #[command(long_about = help::JOBS, after_long_help = help::JOBS_EXAMPLES)]
     Jobs(run::JobsArgs),
-    /// Have a running task go on at another mount of its files
+    /// Have a running task go on at another node, or at another mount of its files
     #[command(long_about = help::MIGRATE, after_long_help = help::MIGRATE_EXAMPLES)]
     Migrate(run::MigrateArgs),
     /// Record and show which pieces of which files tasks read and write
@@ -125,6 +125,9 @@ pub enum Command {
     /// Keeps a task that can be migrated
     #[command(hide = true)]
     RunTask(run::RunTaskArgs),
+    /// Has a task of another node
+    #[command(hide = true)]
+    HostTask(run::HostTaskArgs),
     /// Sends notices of a daemon to the kernel
     #[command(hide = true)]
     Notices {

@@ -107,8 +107,9 @@ pub struct RunArgs {
 pub struct MigrateArgs {
     /// The task: RUN/JOB, or the run or the job alone where that is one task; `forebay jobs` shows them
     pub task: String,
-    /// Where it shall go on: the mount point of another mount of the same files, or `home`, where it
-    /// was started
+    /// Where it shall go on: a node of the cluster, by its number or its machine; the mount point of
+    /// another mount of the same files on this machine; or `home`, where it was started
+    #[arg(value_name = "NODE")]
     pub target: PathBuf,
     /// Put the image of the task here in between [default: into memory if there is plenty, else into
     /// /var/tmp]
@@ -137,6 +138,23 @@ pub struct RunTaskArgs {
     /// The command
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
+}
+
+/// Arguments of `host-task`.
+#[derive(Debug, Args)]
+pub struct HostTaskArgs {
+    /// The mount that has the files of the task
+    #[arg(long)]
+    pub mount: PathBuf,
+    /// The host to listen on
+    #[arg(long)]
+    pub listen: String,
+    /// The file with the secret of the cluster
+    #[arg(long)]
+    pub secret: PathBuf,
+    /// The file with another secret that is believed, too
+    #[arg(long)]
+    pub other_secret: Option<PathBuf>,
 }
 
 /// Arguments of `patterns`.

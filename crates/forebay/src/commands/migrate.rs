@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{print, print_json};
-use crate::cli::run::{MigrateArgs, RunTaskArgs};
+use crate::cli::run::{HostTaskArgs, MigrateArgs, RunTaskArgs};
 use crate::error::Error;
 use crate::migrate::keeper::{self, Settings};
 use crate::migrate::protocol::{self, Ask, HOME, Moved};
@@ -12,7 +12,7 @@ use crate::units::format_bytes;
 
 /// Carries the command out.
 pub fn run(args: &MigrateArgs) -> Result<(), Error> {
-    let target = match args.target == Path::new(HOME) {
+    let target = match is_name(&args.target) {
         true => args.target.clone(),
         false => mountinfo::resolve(&args.target)
             .map_err(Error::io(args.target.display().to_string()))?,
@@ -32,6 +32,12 @@ pub fn run(args: &MigrateArgs) -> Result<(), Error> {
         return print_json(&moved);
     }
     if args.quiet { Ok(()) } else { print(&told(&moved)) }
+}
+
+/// Whether it is `home`, or the number or the machine of a node, and no path.
+fn is_name(target: &Path) -> bool {
+    target == Path::new(HOME)
+        || (!target.as_os_str().as_encoded_bytes().contains(&b'/') && !target.exists())
 }
 
 fn told(moved: &Moved) -> String {
@@ -54,4 +60,31 @@ fn told(moved: &Moved) -> String {
 pub fn keep(args: RunTaskArgs) -> Result<u8, Error> {
     let RunTaskArgs { run, job, mount, command } = args;
     keeper::run(Settings { run, job, mount, command })
+}
+
+/// The process that has a task of another node.
+pub fn host(args: HostTaskArgs) -> Result<u8, Error> {
+    let HostTaskArgs { mount, listen, secret, other_secret } = args;
+    crate::migrate::host::run(&crate::migrate::host::Settings {
+        mount,
+        listen,
+        secret,
+        other_secret,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn target_when_a_path_or_the_name_of_a_node_then_told_apart() {
+        for name in ["home", "2", "node7"] {
+            assert!(is_name(Path::new(name)), "{name}");
+        }
+        // There is a directory of this name where tests run.
+        for path in ["/mnt/b", "./b", "src"] {
+            assert!(!is_name(Path::new(path)), "{path}");
+        }
+    }
 }

@@ -87,6 +87,7 @@ fn execute(command: Command, engine: &dyn Engine) -> Result<u8, Error> {
         Command::Jobs(args) => jobs::run(&args),
         Command::Migrate(args) => migrate::run(&args).map(|()| ok),
         Command::RunTask(args) => migrate::keep(args),
+        Command::HostTask(args) => migrate::host(args),
         Command::Patterns(args) => patterns::run(&args).map(|()| ok),
         Command::RunWatch { run } => crate::run::watch::run(&run).map(|()| ok),
         Command::Fsck(args) => fsck::run(&args, engine),

@@ -230,6 +230,8 @@ pub struct ClusterSettings {
     pub redundancy: Option<Redundancy>,
     /// Bytes a second to make lost copies again.
     pub repair_rate: u64,
+    /// Whether tasks of other nodes may go on here.
+    pub host_tasks: bool,
 }
 
 /// Everything that a mount is told. Paths are absolute.
@@ -414,6 +416,11 @@ impl<'a> Reader<'a> {
             0 => Err(format!("'{text}' would repair nothing")),
             rate => Ok(rate),
         })?;
+        let host_tasks = self.word("host-tasks", &[("on", true), ("off", false)])?;
+        if host_tasks && (listen.is_none() || secret.is_none() || !tls) {
+            let why = "needs --cluster-listen and --cluster-secret: by them nodes know each other";
+            return Err(self.wrong("host-tasks", why));
+        }
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
             (None, Some(_)) => wrong("needs --cluster"),
@@ -443,6 +450,7 @@ impl<'a> Reader<'a> {
                     leases,
                     redundancy,
                     repair_rate,
+                    host_tasks,
                 }))
             }
         }

@@ -115,6 +115,12 @@ pub const SETTINGS: &[Setting] = &[
         "Whether nodes talk by mutual TLS. `on`: they do. `off`: in plain text, and whoever reaches the address of a node can read and write all files. Only for closed networks.",
     ),
     one(
+        "host-tasks",
+        "WHETHER",
+        Some("off"),
+        "Whether running tasks of other nodes may go on here (`forebay migrate TASK NODE`). `on`: they may, and whoever has the secret of the cluster can so have processes started here as root. Needs root, CRIU and --cluster-secret. See docs/guide/jobs.md.",
+    ),
+    one(
         "cluster-replicas",
         "N",
         Some(""),

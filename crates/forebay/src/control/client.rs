@@ -26,6 +26,7 @@ pub struct Client {
     /// What of the mount is at this mount point: not all of it if that is a bind mount of a part.
     root: PathBuf,
     pid: i32,
+    uid: u32,
     reader: BufReader<UnixStream>,
 }
 
@@ -82,8 +83,10 @@ impl Client {
     /// Speaks over a connected socket.
     pub fn over(mountpoint: PathBuf, stream: UnixStream) -> io::Result<Self> {
         stream.set_write_timeout(Some(QUESTION_LIMIT))?;
-        let pid = rustix::net::sockopt::socket_peercred(&stream)?.pid.as_raw_nonzero().get();
-        Ok(Self { mountpoint, root: PathBuf::new(), pid, reader: BufReader::new(stream) })
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        let (pid, uid) = (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
+        let reader = BufReader::new(stream);
+        Ok(Self { mountpoint, root: PathBuf::new(), pid, uid, reader })
     }
 
     /// The mount point as this process sees it.
@@ -104,6 +107,11 @@ impl Client {
     /// The process id of the daemon.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// The user that the daemon runs as.
+    pub fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// Asks and waits for the final reply, for at most `limit` where one is given.

@@ -24,6 +24,11 @@ pub enum ClusterRequest {
         /// Whether to do it, or only to say what would be lost.
         really: bool,
     },
+    /// Another node shall get ready for a task. Answer: [`ClusterReply::Host`].
+    Host {
+        /// Its number.
+        node: u16,
+    },
 }
 
 /// Its answer.
@@ -38,6 +43,22 @@ pub enum ClusterReply {
     Rebalancing(usize),
     /// To [`ClusterRequest::Forget`].
     Forgotten(Forgotten),
+    /// To [`ClusterRequest::Host`].
+    Host(TaskHost),
+}
+
+/// Where a node waits for a task, and how it is talked to there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TaskHost {
+    /// `host:port`.
+    pub at: String,
+    /// Whoever brings the task says this.
+    pub token: String,
+    /// The file with the secret by which nodes know each other, on this machine.
+    pub secret: WirePath,
+    /// The file with another secret that is believed, too.
+    pub other_secret: Option<WirePath>,
 }
 
 /// The nodes of a cluster, as one of them sees the others.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::tree::parent_of;
 use crate::error::Error;
@@ -14,6 +15,12 @@ use crate::mountinfo::{self, Mount};
 
 /// The oldest version that copes with kernels of today.
 const OLDEST: (u32, u32) = (4, 1);
+
+/// What CRIU says if the directory `proc.crtools`, which it makes for a moment in the working directory of
+/// a tree's first process, is there already. Those of all jobs of a run have one working directory.
+const IN_ITS_WAY: &str = "CRIU: Can't create a directory (-17)";
+const OTHERS_DONE_WITHIN: Duration = Duration::from_secs(10);
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// The variable that names the program.
 pub const VARIABLE: &str = "FOREBAY_CRIU";
 /// What is said where it is missing.
@@ -94,6 +101,24 @@ impl Criu {
 
     /// Writes a tree down and leaves it stopped; if that fails, it goes on.
     pub fn dump(&self, init: i32, images: &Path) -> Result<(), Error> {
+        let until = Instant::now() + OTHERS_DONE_WITHIN;
+        loop {
+            match self.dump_once(init, images) {
+                Err(Error::Failed(why)) if why == IN_ITS_WAY => match Instant::now() < until {
+                    true => std::thread::sleep(BETWEEN_TRIES),
+                    false => {
+                        return Err(Error::Failed(format!(
+                            "where the task was started there is a directory `proc.crtools`, which \
+                             CRIU needs for a moment: another one uses it, or has left it ({why})"
+                        )));
+                    }
+                },
+                dumped => return dumped,
+            }
+        }
+    }
+
+    fn dump_once(&self, init: i32, images: &Path) -> Result<(), Error> {
         let mut command = self.command("dump", images);
         command.args(["--tree", &init.to_string(), "--leave-stopped", "--tcp-established"]);
         // Files without a name, or whose name the kernel has forgotten.

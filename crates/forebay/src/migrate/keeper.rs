@@ -9,14 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
+use super::body::{Body, Down};
+use super::channel::Written;
 use super::criu::Criu;
 use super::images::Images;
 use super::mounts;
 use super::protocol::{Answer, Ask, Caller, HOME, Moved, Spot, TaskRecord};
-use super::refuse::{self, Route};
+use super::refuse::Route;
+use super::remote::{End, Remote};
 use super::targets;
 use super::task::{Gate, Image, Sink, Stream, Task, wait_for_end};
-use super::tree::{Remaps, Tree};
+use super::transfer::Sending;
 use crate::control::{ControlError, ErrorKind, WirePath};
 use crate::error::Error;
 use crate::mountinfo;
@@ -37,8 +40,10 @@ pub struct Settings {
 
 /// What it hears of.
 enum Event {
-    /// The tree of this generation has ended.
-    Ended(u64),
+    /// The tree of this generation has ended; with an exit code, on another node.
+    Ended(u64, Option<i32>),
+    /// The node that had the tree of this generation is gone, and the tree with it.
+    Lost(u64, String),
     /// A signal for the task.
     Signal(i32),
     /// Something was mounted or unmounted on this machine.
@@ -70,6 +75,20 @@ enum Place {
     Home,
     /// On this machine, with another mount in the place of its own.
     Mount(PathBuf),
+    /// On another node of the cluster.
+    Node {
+        /// Its number.
+        number: u16,
+        /// The machine.
+        host: String,
+    },
+}
+
+impl Place {
+    /// Whether other files of this machine may not be there.
+    fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Node { .. })
+    }
 }
 
 impl std::fmt::Display for Place {
@@ -77,6 +96,7 @@ impl std::fmt::Display for Place {
         match self {
             Self::Home => f.write_str(HOME),
             Self::Mount(path) => write!(f, "{}", path.display()),
+            Self::Node { number, host } => write!(f, "node {number} ({host})"),
         }
     }
 }
@@ -88,7 +108,9 @@ struct Keeper {
     sink: Arc<dyn Sink>,
     events: Sender<Event>,
     place: Place,
+    /// Which attempt has made the tree that is the task.
     generation: u64,
+    attempts: u64,
     /// Whether an event of mounts waits to be heard.
     told_of_mounts: Arc<AtomicBool>,
 }
@@ -113,9 +135,18 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
     let task = Task::start(&settings.command, &dir, &sink);
     let task = task.inspect_err(|_| spot.clear())?;
     let (place, told_of_mounts) = (Place::Home, Arc::new(AtomicBool::new(false)));
-    let mut keeper =
-        Keeper { settings, spot, record, sink, events, place, generation: 0, told_of_mounts };
-    let code = keeper.keep(task, &heard, listener);
+    let mut keeper = Keeper {
+        settings,
+        spot,
+        record,
+        sink,
+        events,
+        place,
+        generation: 0,
+        attempts: 0,
+        told_of_mounts,
+    };
+    let code = keeper.keep(Body::Here(task), &heard, listener);
     keeper.spot.clear();
     code
 }
@@ -123,7 +154,7 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
 impl Keeper {
     fn keep(
         &mut self,
-        task: Task,
+        task: Body,
         heard: &Receiver<Event>,
         listener: std::os::unix::net::UnixListener,
     ) -> Result<u8, Error> {
@@ -154,12 +185,18 @@ impl Keeper {
         while let Ok(event) = heard.recv() {
             let Some(now) = task.as_mut() else { break };
             match event {
-                Event::Ended(generation) if generation == self.generation => {
-                    let (code, printing) = task.take().map(Task::ended).unwrap_or_default();
-                    printing.finish();
+                Event::Ended(generation, code) if generation == self.generation => {
+                    let code = task.take().map_or(1, |task| task.ended(code));
                     return Ok(u8::try_from(code).unwrap_or(1));
                 }
-                Event::Ended(_) => {}
+                Event::Lost(generation, why) if generation == self.generation => {
+                    let _ = task.take().map(|task| task.ended(None));
+                    let place = &self.place;
+                    return Err(Error::Failed(format!(
+                        "the task was at {place}, which is gone: {why}"
+                    )));
+                }
+                Event::Ended(..) | Event::Lost(..) => {}
                 Event::Signal(signal) => now.signal(signal),
                 Event::Mounts => self.let_go(now),
                 Event::Ask(mut caller, ask) => {
@@ -182,64 +219,69 @@ impl Keeper {
 
     /// What is not mounted on this machine any more the task lets go of. If that fails, `umount` says who
     /// has it.
-    fn let_go(&self, task: &Task) {
+    fn let_go(&self, task: &Body) {
         self.told_of_mounts.store(false, Ordering::Release);
-        let _ = mounts::let_go(task.init, self.settings.mount.as_deref());
+        if let Body::Here(task) = task {
+            let _ = mounts::let_go(task.init, self.settings.mount.as_deref());
+        }
     }
 
     /// Has the end of this tree be heard of.
-    fn watch(&self, task: &Task) -> Result<(), Error> {
+    fn watch(&self, task: &Body) -> Result<(), Error> {
+        // Of one on another node the connection tells.
+        let Body::Here(task) = task else { return Ok(()) };
         let (init, generation, events) = (task.init, self.generation, self.events.clone());
         thread("watch", move || {
             wait_for_end(init);
-            let _ = events.send(Event::Ended(generation));
+            let _ = events.send(Event::Ended(generation, None));
         })
+    }
+
+    /// What a migration needs, while the task still runs.
+    fn set_out(&mut self, body: &mut Body, ask: &Ask) -> Result<Journey, Error> {
+        let target = self.target(&ask.target.0)?;
+        let criu = match (&self.place, &target) {
+            // What they have there they look for there.
+            (Place::Node { .. }, Place::Node { .. }) => None,
+            _ => Some(Criu::find().and_then(|criu| criu.check().map(|()| criu))?),
+        };
+        let mount = self.settings.mount.as_deref();
+        let below = mount.unwrap_or(Path::new("/")).to_owned();
+        let elsewhere = self.place.is_elsewhere() || target.is_elsewhere();
+        let bytes = body.look(&Route { mount, same_machine: !elsewhere }, &below)?;
+        let images = Images::make(ask.images.as_ref().map(WirePath::as_path), bytes)?;
+        let gate = Gate::new(&self.sink);
+        self.attempts += 1;
+        let host = match &target {
+            Place::Node { number, .. } => Some(self.reach(*number, &below, bytes, &gate)?),
+            _ => None,
+        };
+        Ok(Journey { target, criu, below, images, gate, host })
     }
 
     /// The whole of a migration. Whatever fails, the task is where it was, and runs.
     fn migrate(
         &mut self,
-        slot: &mut Option<Task>,
+        slot: &mut Option<Body>,
         ask: &Ask,
         doing: &mut dyn FnMut(&str),
     ) -> Result<Moved, Error> {
-        let criu = Criu::find()?;
-        criu.check()?;
-        let target = self.target(&ask.target.0)?;
-        let Some(task) = slot.as_mut() else { return Err(Error::Failed("it has ended".into())) };
-        let tree = Tree::of(task.init).map_err(Error::io("looking at the task"))?;
-        let mount = self.settings.mount.clone();
-        let route = Route { mount: mount.as_deref(), same_machine: true };
-        let reasons = refuse::reasons(&tree, &route);
-        if !reasons.is_empty() {
-            return Err(Error::Unsupported(format!(
-                "the task can't be migrated: {}",
-                reasons.join("; ")
-            )));
-        }
-        let images = Images::make(ask.images.as_ref().map(WirePath::as_path), tree.bytes())?;
-        // What is written once more while the task is stopped is little then.
-        let below = mount.as_deref().unwrap_or(Path::new("/"));
-        let _ = tree.sync(below);
-        let tree = Tree::of(task.init).map_err(Error::io("looking at the task"))?;
-        let remaps = Remaps::of(&tree);
+        let Some(body) = slot.as_mut() else { return Err(ended()) };
+        let mut journey = self.set_out(body, ask)?;
         doing("stopping the task and writing it down");
         let stopped = Instant::now();
-        task.freeze(&criu, &tree, images.dir()).map_err(|error| {
-            remaps.remove_new();
-            Error::Failed(format!(
-                "the task goes on where it was, it can't be written down: {error}"
-            ))
-        })?;
+        let (down, sending) = journey.write_down(body)?;
         let dumped = stopped.elapsed();
         doing("restoring it at the target");
-        let gate = Gate::new(&self.sink);
-        let restored = self.restore(task, &criu, &images, &target, &gate, below);
-        let (files, new) = match restored {
-            Ok(restored) => restored,
+        let Journey { target, criu, images, gate, host, .. } = journey;
+        let restored = match (host, sending) {
+            (Some(host), Some(sending)) => restore_there(host, sending, down.written()),
+            _ => self.restore_here(criu.as_ref(), &images, down.written(), &target, &gate),
+        };
+        let new = match restored {
+            Ok(new) => new,
             Err(error) => {
-                remaps.remove_new();
-                task.go_on()?;
+                body.go_on(&down)?;
                 return Err(Error::Failed(format!(
                     "the task goes on where it was, it can't be restored at {target}: {error}"
                 )));
@@ -247,12 +289,12 @@ impl Keeper {
         };
         let all = stopped.elapsed();
         // From here on the new one is the task.
-        let Some(old) = slot.replace(new) else { return Err(Error::Failed("it has ended".into())) };
-        self.generation += 1;
+        let Some(old) = slot.replace(new) else { return Err(ended()) };
+        self.generation = self.attempts;
         old.doom();
-        let going = slot.as_ref().map_or(Ok(()), |task| {
-            self.watch(task)?;
-            task.go_on()
+        let going = slot.as_ref().map_or(Ok(()), |body| {
+            self.watch(body)?;
+            body.begin()
         });
         let downtime = stopped.elapsed();
         gate.open_after(old.kill());
@@ -267,61 +309,75 @@ impl Keeper {
             dump_ms: ms(dumped),
             restore_ms: ms(all.saturating_sub(dumped)),
             bytes: images.bytes(),
-            processes: tree.processes.len(),
-            files,
+            processes: down.written().processes,
+            files: down.written().files,
         })
     }
 
-    /// The stopped task as it is to be at the target, stopped.
-    fn restore(
+    /// The stopped task as it is to be on this machine, stopped.
+    fn restore_here(
         &self,
-        task: &Task,
-        criu: &Criu,
+        criu: Option<&Criu>,
         images: &Images,
+        written: &Written,
         target: &Place,
         gate: &Arc<Gate>,
-        below: &Path,
-    ) -> Result<(usize, Task), Error> {
-        let tree = Tree::of(task.init).map_err(Error::io("looking at the task"))?;
-        if let Some(path) = tree.locked(below).map_err(Error::io("looking for locks"))? {
-            return Err(Error::Failed(format!(
-                "{}: locks on files can't be moved, and there is one, the task's or somebody else's",
-                path.display()
-            )));
-        }
-        let files = tree.sync(below).map_err(Error::io("writing the task's files"))?;
+    ) -> Result<Body, Error> {
+        let criu = criu.ok_or_else(ended)?;
         let mount = match (target, self.settings.mount.as_deref()) {
             (Place::Mount(real), Some(seen)) => Some((seen, real.as_path())),
             _ => None,
         };
-        let image =
-            Image { dir: images.dir(), pipes: task.pipes, stopped: task.stopped.clone(), mount };
+        let Written { pipes, stopped, .. } = written.clone();
+        let image = Image { dir: images.dir(), pipes, stopped, mount };
         let sink: Arc<dyn Sink> = Arc::clone(gate) as Arc<dyn Sink>;
-        Ok((files, Task::restore(criu, &image, &sink)?))
+        Task::restore(criu, &image, &sink).map(Body::Here)
+    }
+
+    /// A node that is ready for the task.
+    fn reach(&self, node: u16, seen: &Path, bytes: u64, gate: &Arc<Gate>) -> Result<Remote, Error> {
+        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+        let host = targets::host(seen, &mounts, node)?;
+        let (attempt, events) = (self.attempts, self.events.clone());
+        let end = Box::new(move |end| {
+            let event = match end {
+                End::Code(code) => Event::Ended(attempt, Some(code)),
+                End::Lost(why) => Event::Lost(attempt, why),
+            };
+            let _ = events.send(event);
+        });
+        Remote::reach(&host, seen, bytes, Arc::clone(gate) as Arc<dyn Sink>, end)
     }
 
     /// Where somebody wants the task to be.
     fn target(&self, name: &Path) -> Result<Place, Error> {
         let own = self.settings.mount.as_deref();
-        let target = match name == Path::new(HOME) || own == Some(name) {
-            true => Place::Home,
-            false => Place::Mount(name.to_owned()),
+        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+        let target = match name {
+            name if name == Path::new(HOME) || own == Some(name) => Place::Home,
+            name if name.is_absolute() => Place::Mount(name.to_owned()),
+            name => match own {
+                None => return Err(no_mount()),
+                Some(own) => match targets::node(own, &mounts, &name.to_string_lossy())? {
+                    None => Place::Home,
+                    Some((number, host)) => Place::Node { number, host },
+                },
+            },
         };
         if target == self.place {
             return Err(Error::Usage(format!("the task is at {target} already")));
         }
-        let Some(own) = own else {
-            return Err(Error::Usage(
-                "the task has no files on a mount, and is to go to one: start it with --mount"
-                    .into(),
-            ));
-        };
-        let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+        let own = own.ok_or_else(no_mount)?;
+        // What is on other nodes belongs to the cluster of the mount that the task was started with.
         let at = |place: &Place| match place {
-            Place::Home => own.to_owned(),
             Place::Mount(path) => path.clone(),
+            Place::Home | Place::Node { .. } => own.to_owned(),
         };
-        targets::check(&at(&self.place), &at(&target), &mounts)?;
+        let (from, to) = (at(&self.place), at(&target));
+        match from == to {
+            true => targets::check_one(own, &mounts)?,
+            false => targets::check(&from, &to, &mounts)?,
+        }
         Ok(target)
     }
 
@@ -332,6 +388,45 @@ impl Keeper {
             crate::commands::warn(&format!("`forebay jobs` shows an old place: {error}"));
         }
     }
+}
+
+/// A migration on its way.
+struct Journey {
+    target: Place,
+    criu: Option<Criu>,
+    /// Where the task's files are, as it sees them.
+    below: PathBuf,
+    images: Images,
+    gate: Arc<Gate>,
+    host: Option<Remote>,
+}
+
+impl Journey {
+    /// Stops the task and writes it down; meanwhile the image goes to the node that waits for it. If that
+    /// fails, the task goes on.
+    fn write_down(&mut self, body: &mut Body) -> Result<(Down, Option<Sending>), Error> {
+        let dir = self.images.dir();
+        let sending = self.host.as_ref().map(|host| host.send(dir)).transpose()?;
+        match body.write_down(self.criu.as_ref(), dir, &self.below) {
+            Ok(down) => Ok((down, sending)),
+            Err(error) => {
+                // Before the rest of the image would be sent.
+                self.host = None;
+                let fate = match body.is_gone() {
+                    true => "the task has ended, or is lost with the way to its node",
+                    false => "the task goes on where it was",
+                };
+                Err(Error::Failed(format!("{fate}, it can't be written down: {error}")))
+            }
+        }
+    }
+}
+
+/// The stopped task on another node: stopped, and told to go on. If this fails, that node never runs it.
+fn restore_there(host: Remote, sending: Sending, written: &Written) -> Result<Body, Error> {
+    host.restore(sending, written)?;
+    host.go()?;
+    Ok(Body::There(host))
 }
 
 fn hear_asks(listener: &std::os::unix::net::UnixListener, events: &Sender<Event>) {
@@ -352,7 +447,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> 
     thread.map(drop).map_err(Error::io("starting a thread"))
 }
 
-fn told(error: &Error) -> ControlError {
+pub(super) fn told(error: &Error) -> ControlError {
     let kind = match error {
         Error::Usage(_) => ErrorKind::Usage,
         Error::Unsupported(_) => ErrorKind::Unsupported,
@@ -360,6 +455,16 @@ fn told(error: &Error) -> ControlError {
         _ => ErrorKind::Failed,
     };
     ControlError::new(kind, error.to_string())
+}
+
+fn ended() -> Error {
+    Error::Failed("it has ended".into())
+}
+
+fn no_mount() -> Error {
+    Error::Usage(
+        "the task has no files on a mount, and is to go to one: start it with --mount".into(),
+    )
 }
 
 fn ms(time: std::time::Duration) -> f64 {

@@ -103,6 +103,11 @@ impl Printing {
         Ok(Self(threads))
     }
 
+    /// That of one thread.
+    pub fn of(thread: Option<JoinHandle<()>>) -> Self {
+        Self(thread.into_iter().collect())
+    }
+
     /// Waits until all was read; not for ever, for somebody outside may have got hold of a pipe.
     pub fn finish(self) {
         let limit = Instant::now() + LAST_WORDS;

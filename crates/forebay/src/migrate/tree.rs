@@ -1,10 +1,12 @@
 //! What the kernel says of a process tree: its processes, what they have open, whom they talk to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Processes that a tree may have.
@@ -54,6 +56,47 @@ pub struct Opened {
     pub path: PathBuf,
     /// What it is.
     pub kind: Kind,
+}
+
+impl Opened {
+    /// Opens the file once more. One that was removed has no name, and what is opened by way of the
+    /// process is it. But where another node has written the file, the kernel knows it by another number
+    /// now, and the daemon answers `ESTALE` for the old one, on which the kernel looks a name up once
+    /// more, and this is none: then it is opened by the name that it had, if that is still its own.
+    fn open_again(&self) -> io::Result<File> {
+        let refused = match File::open(format!("/proc/{}/fd/{}", self.pid, self.fd)) {
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => error,
+            opened => return opened,
+        };
+        // Without asking the file system.
+        let info = format!("/proc/{}/fdinfo/{}", self.pid, self.fd);
+        let (inode, mount) = (field_of(&info, "ino:"), field_of(&info, "mnt_id:"));
+        let named = |name: &[u8]| {
+            let name = Path::new(OsStr::from_bytes(name));
+            let name = name.strip_prefix("/").unwrap_or(name);
+            // What others have put there may be a pipe, a device, or a link to somewhere else.
+            let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
+            let path = Path::new(&format!("/proc/{}/root", self.pid)).join(name);
+            let plain = |found: &fs::Metadata| found.is_file() || found.is_dir();
+            // Before it is opened: to open a device may do something.
+            fs::symlink_metadata(&path).ok().filter(plain)?;
+            let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+            let found = file.metadata().ok().filter(plain)?;
+            let own = format!("/proc/self/fdinfo/{}", file.as_raw_fd());
+            let same = inode == Some(found.ino()) && mount == field_of(&own, "mnt_id:");
+            same.then_some(file)
+        };
+        let path = self.path.as_os_str().as_bytes();
+        // So says the kernel of the old one, too.
+        let without = path.strip_suffix(b" (deleted)");
+        named(path).or_else(|| named(without?)).ok_or(refused)
+    }
+}
+
+/// A number that the kernel says of a descriptor.
+fn field_of(info: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(info).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
 /// A TCP connection of the tree: both ends as the kernel writes them.
@@ -147,8 +190,7 @@ impl Tree {
             if only_written && !writable || !one.path.starts_with(below) {
                 continue;
             }
-            // A file that was removed has no name, and what is opened by way of the process is it.
-            let file = match File::open(format!("/proc/{}/fd/{}", one.pid, one.fd)) {
+            let file = match one.open_again() {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),

@@ -5,11 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use forebay::ClusterSetUp;
+use forebay::config::{ClusterSettings, MountConfig};
 use forebay::control::{
     ClusterLook, ClusterNode, ClusterReply, ClusterRequest, ClusterServer, ClusterStatus,
     ClusterTerms, Control, ControlError, ControlResult, ErrorKind, Forgotten, LostFile, NodeState,
     Peer, Safety, ServerLog, Shutdown,
 };
+use forebay::migrate::hosts;
 use forebay_node::{Node, NodeReport, Owned, SafetyReport};
 
 use super::control::NodeControl;
@@ -23,7 +25,11 @@ const LOOK: Duration = Duration::from_millis(200);
 const COPIES_LIMIT: Duration = Duration::from_secs(600);
 
 /// Answers.
-pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterReply> {
+pub fn answer(
+    node: &Node,
+    settings: Option<&ClusterSettings>,
+    request: &ClusterRequest,
+) -> ControlResult<ClusterReply> {
     let Some(this) = node.cluster_number() else {
         let why = "this mount is not part of a cluster";
         return Err(ControlError::new(ErrorKind::Unsupported, why));
@@ -44,6 +50,30 @@ pub fn answer(node: &Node, request: &ClusterRequest) -> ControlResult<ClusterRep
             Ok(ClusterReply::Rebalancing(told))
         }
         ClusterRequest::Forget { node: number, really } => forget(node, number, really),
+        ClusterRequest::Host { node: number } => host(node, settings, number),
+    }
+}
+
+/// Has another node get ready for a task.
+fn host(
+    node: &Node,
+    settings: Option<&ClusterSettings>,
+    number: u16,
+) -> ControlResult<ClusterReply> {
+    let found = node.cluster_nodes().into_iter().find(|report| report.node == number);
+    let reach = found.map(|report| report.reach).unwrap_or_default();
+    let ask = |body| node.ask_for_host(number, body).map_err(|error| refused(&error));
+    hosts::ask(settings, &reach, &ask).map(ClusterReply::Host)
+}
+
+/// Tasks of other nodes may go on here, if this mount was told so.
+pub fn take_tasks(node: &Node, config: &MountConfig) {
+    if config.cluster.as_ref().is_some_and(|cluster| cluster.host_tasks) {
+        let config = config.clone();
+        node.take_tasks(Arc::new(move |asker, _| {
+            tracing::info!(asker, "a task of another node is to go on here");
+            hosts::answer(&config)
+        }));
     }
 }
 

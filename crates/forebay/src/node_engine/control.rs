@@ -588,7 +588,7 @@ impl Control for NodeControl {
     }
 
     fn cluster(&self, request: &ClusterRequest) -> ControlResult<ClusterReply> {
-        super::cluster::answer(&self.node, request)
+        super::cluster::answer(&self.node, self.config.cluster.as_ref(), request)
     }
 
     fn metrics(&self) -> String {

@@ -237,6 +237,7 @@ impl NodeMount {
         let control =
             Arc::new(NodeControl::new(config.clone(), sizes, node.clone(), front.clone()));
         cluster::obey(&node, &control);
+        cluster::take_tasks(&node, config);
         Arc::new(NodeMount { node, front, control, limit: config.drain_timeout })
     }
 }

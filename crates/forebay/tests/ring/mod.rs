@@ -185,6 +185,13 @@ impl Ring {
         outcome(&mut self.mount_command(node, more))
     }
 
+    /// Mounts with a variable in the daemon's environment.
+    pub fn mount_knowing(&self, node: usize, variable: (&str, &Path), more: &[&str]) {
+        let mut command = self.mount_command(node, more);
+        let (code, text) = outcome(command.env(variable.0, variable.1));
+        assert_eq!(code, 0, "{text}");
+    }
+
     /// Mounts with fail points, as the crate `fail` writes them.
     pub fn mount_failing(&self, node: usize, fail_points: &str, more: &[&str]) {
         let mut command = self.mount_command(node, more);

@@ -14,6 +14,7 @@ pub(crate) mod faults;
 mod file;
 pub(crate) mod forwarding;
 mod hand_over;
+pub(crate) mod hosting;
 mod kernel_grants;
 pub(crate) mod life;
 mod lock_record;
@@ -52,6 +53,7 @@ use crate::node::Node;
 use crate::pool::Pool;
 
 pub(crate) use file::FileInCluster;
+pub use hosting::TaskHost;
 pub use kernel_grants::{KernelGrant, LeaseBasis, Renaming, Shown};
 pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
@@ -118,6 +120,7 @@ pub(crate) struct Cluster {
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
     safety: redundancy::Safety,
+    hosting: hosting::Hosting,
     /// What its kernel may keep.
     pub(crate) kernel_grants: Arc<kernel_grants::KernelGrants>,
 }
@@ -157,6 +160,7 @@ impl Cluster {
             turns: replay_cache::ReplayCache::new(),
             kernel_grants: kernel_grants::KernelGrants::new(),
             peers: OnceLock::new(),
+            hosting: hosting::Hosting::default(),
         }
     }
 

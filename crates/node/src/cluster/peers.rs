@@ -1,7 +1,6 @@
 //! The other nodes, as far as this one talks to them without the metadata engine between.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -234,24 +233,13 @@ pub(crate) fn fingerprints(config: &PeerConfig) -> Result<(String, Option<String
 fn secrets(config: &PeerConfig) -> Result<Option<(ClusterSecret, Option<ClusterSecret>)>> {
     let Some(path) = &config.secret else { return Ok(None) };
     let secret = |option: &str, path: &Path| {
-        let secret = read_secret(path).and_then(|bytes| ClusterSecret::new(&bytes));
         let wrong = |error| NodeError::Config(format!("{option} {}: {error}", path.display()));
-        secret.map_err(wrong)
+        ClusterSecret::read(path).map_err(wrong)
     };
     let own = secret("--cluster-secret", path)?;
     let other = config.other_secret.as_deref();
     let other = other.map(|path| secret("--cluster-secret-also", path)).transpose()?;
     Ok(Some((own, other)))
-}
-
-fn read_secret(path: &Path) -> forebay_peer::Result<Vec<u8>> {
-    let failed = |error: std::io::Error| forebay_peer::Error::Settings(error.to_string());
-    let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
-    if mode & 0o077 != 0 {
-        let why = "others can read it, who would count as nodes; chmod 600";
-        return Err(forebay_peer::Error::Settings(why.into()));
-    }
-    std::fs::read(path).map_err(failed)
 }
 
 fn address_of(listen: &str) -> forebay_peer::Result<Address> {

@@ -15,7 +15,7 @@ use forebay_types::Ino;
 use prost::Message;
 
 use crate::cluster::faults::{asker, fault, same_epoch};
-use crate::cluster::{Cluster, forwarding, moved, redundancy, replay_cache, sources};
+use crate::cluster::{Cluster, forwarding, hosting, moved, redundancy, replay_cache, sources};
 use crate::node::Node;
 
 /// Bytes of buffers for what is lent that are kept for the next ones.
@@ -149,6 +149,7 @@ impl Service for Serve {
                 node.forget_moved(&bytes)?;
                 Ok(Body::Empty)
             }
+            hosting::HOST => Ok(Body::Bytes(node.host_for(cluster, asker, &bytes)?)),
             replay_cache::SETTLE => {
                 let settled = node.settle_with(cluster, call, &bytes)?;
                 Ok(Body::Bytes(settled.encode_to_vec()))

@@ -1,0 +1,66 @@
+//! Tasks that one node has restored at another. What that takes the node does not know: it hands the
+//! request, and the answer, on between those who serve the mounts.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use forebay_peer::message::Fault;
+use forebay_peer::{Body, Error as PeerError};
+
+use super::Cluster;
+use crate::error::{NodeError, Result};
+use crate::node::Node;
+
+/// A task shall go on here.
+pub(crate) const HOST: u32 = 49;
+/// The longest answer.
+const ANSWER: u32 = 64 << 10;
+/// How long the other node may take to get ready for it.
+const WITHIN: Duration = Duration::from_secs(20);
+
+/// Gets ready to host a task: takes the number of the node that asks and what it says, gives what it
+/// is to be told.
+pub type TaskHost = Arc<dyn Fn(u16, &[u8]) -> Vec<u8> + Send + Sync>;
+
+/// Whoever gets ready for tasks of other nodes, if they are taken at all.
+#[derive(Default)]
+pub(super) struct Hosting(OnceLock<TaskHost>);
+
+impl Node {
+    /// From now on tasks of other nodes are taken.
+    pub fn take_tasks(&self, host: TaskHost) {
+        if let Some(cluster) = &self.cluster {
+            // Whoever was there first stays.
+            let _ = cluster.hosting.0.set(host);
+        }
+    }
+
+    /// Asks another node to get ready for a task, and returns what its [`TaskHost`] says.
+    ///
+    /// # Errors
+    /// `Config` if that node takes no tasks, or can't be reached.
+    pub fn ask_for_host(&self, node: u16, body: Vec<u8>) -> Result<Vec<u8>> {
+        let cluster = self.in_cluster()?;
+        let unreachable =
+            || NodeError::Config(format!("node {node} does not listen for other nodes"));
+        let client = self.peer(cluster, node).ok_or_else(unreachable)?;
+        match client.other(HOST, &Body::Bytes(body), ANSWER, WITHIN) {
+            Ok(answer) => Ok(answer.to_vec()),
+            Err(PeerError::Fault(Fault::Unsupported)) => Err(NodeError::Config(format!(
+                "node {node} takes no tasks of other nodes: mount it with --host-tasks on"
+            ))),
+            Err(error) => Err(NodeError::Config(format!("node {node}: {error}"))),
+        }
+    }
+
+    /// Another node asks so.
+    pub(crate) fn host_for(
+        &self,
+        cluster: &Cluster,
+        asker: u16,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, Fault> {
+        let host = cluster.hosting.0.get().ok_or(Fault::Unsupported)?;
+        Ok(host(asker, bytes))
+    }
+}
