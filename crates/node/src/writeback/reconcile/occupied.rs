@@ -243,10 +243,35 @@ impl Writeback {
         };
         let mut changed = vec![(link.parent, dir)];
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
-        self.own_change(&changed, || Ok(self.backing.park(dir, os(&link.name), work.ino().0)?))?;
+        let park = || {
+            let key = work.ino().0;
+            self.own_change(&changed, || Ok(self.backing.park(dir, os(&link.name), key)?))
+        };
+        match park() {
+            Err(error) if error.class() == Some(ErrorClass::Exists) => {
+                if !self.stands_in_limbo(work, link, dir)? {
+                    if let Some(kept) = self.backing.set_parked_aside(work.ino().0)? {
+                        tracing::warn!(ino = %work.ino(), kept = %kept.display(), "an older file in .forebay/limbo is set aside");
+                    }
+                    park()?;
+                } else {
+                    // Of two names of one file the other one goes.
+                    self.own_change(&changed, || Ok(self.backing.unlink(dir, os(&link.name))?))?;
+                }
+            }
+            parked => parked?,
+        }
         work.went(link);
         work.came(&limbo, &self.backing_dir(LIMBO)?);
         work.touched(link.parent, dir);
         Ok(())
+    }
+
+    /// Whether what stands under `link` has a name in limbo already: it was given one to be replaced, and
+    /// what was to replace it did not come.
+    fn stands_in_limbo(&self, work: &Work<'_>, link: &Link, dir: &Dir) -> Result<bool> {
+        let here = self.backing.stat(dir, os(&link.name))?.fingerprint();
+        let there = self.found_under(&work.record, &parked_link(work.ino()))?;
+        Ok(there.is_some_and(|there| there.same_inode(&here)))
     }
 }

@@ -338,6 +338,30 @@ fn replaced_file_in_use_when_the_new_one_is_there_then_is_in_limbo_until_its_las
     assert_eq!((bench.read("old"), bench.node.writeback.conflicts().0), (b"new".to_vec(), 0));
 }
 
+/// A name in limbo of which nothing is known: the file's own, or what an older one has left.
+#[test]
+fn removed_file_in_use_when_something_is_in_limbo_already_then_leaves_its_name_all_the_same() {
+    for own in [true, false] {
+        let bench = Bench::new();
+        let ino = bench.write("name", b"its bytes");
+        bench.drained();
+        let (backing, root) = (&bench.node.backing, bench.node.backing.root());
+        fs::write(bench.root.join("other"), b"of another").expect("written");
+        let parked = if own { "name" } else { "other" };
+        backing.park_link(&root, std::ffi::OsStr::new(parked), ino.0).expect("a second name");
+        bench.contents.open.lock().insert(ino.0);
+        let now = crate::clock::wall_time();
+        bench.node.meta.unlink(Ino::ROOT, b"name", now, true).expect("unlinked");
+        bench.node.writeback.reconcile(ino).expect("hidden");
+        assert!(!bench.root.join("name").exists(), "own: {own}");
+        assert_eq!(backing.list_parked().expect("limbo"), [ino.0]);
+        bench.contents.open.lock().clear();
+        bench.node.meta.release_orphan(ino, now).expect("released");
+        bench.drained();
+        assert!(backing.list_parked().expect("limbo").is_empty(), "own: {own}");
+    }
+}
+
 #[test]
 fn directory_made_by_a_killed_worker_when_it_is_removed_and_made_again_then_nothing_comes_back() {
     let bench = Bench::new();
