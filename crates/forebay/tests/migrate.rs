@@ -33,14 +33,7 @@ fn task_when_migrated_ten_times_then_its_output_equals_that_of_a_run_that_stayed
         assert!(moved["bytes"].as_u64().unwrap() > 0 && moved["files"] == 1, "{moved}");
         bed.go(round);
     }
-    let (code, out, err) = end_of(task);
-    let (file, expected_out, expected_err) = unmigrated(STEPS);
-    assert_eq!((code, out, err), (Some(7), expected_out, expected_err));
-    for node in 0..2 {
-        assert!(fs::read(bed.ring.at(node, "dir/out")).unwrap() == file, "node {node}");
-    }
-    bed.ring.umount_all();
-    assert!(fs::read(bed.ring.backing("dir/out")).unwrap() == file);
+    bed.ends_as_unmigrated(task, STEPS, 2);
 }
 
 #[test]

@@ -28,6 +28,16 @@ pub fn place_of(file: BorrowedFd<'_>, offset: u64) -> Option<u64> {
     (extent.flags & EXTENT_PLACELESS == 0).then_some(extent.physical + within)
 }
 
+/// Whether any byte of a file may be on its device. Of one that was written a moment ago and that nobody
+/// has synced, file systems that allocate late (ext4, XFS, Btrfs) know that none is. True where the file
+/// system does not say, and of a file in more extents than are asked for at once.
+pub fn may_be_on_device(file: BorrowedFd<'_>) -> bool {
+    let Ok(map) = mapped(file, (0, u64::MAX), 0) else { return true };
+    let found = &map.extents[..(map.mapped_extents as usize).min(FIEMAP_BATCH)];
+    let is_all = found.last().is_none_or(|last| last.flags & EXTENT_LAST != 0);
+    !is_all || found.iter().any(|extent| extent.flags & EXTENT_DELAYED == 0)
+}
+
 /// A layout of exactly `bytes` bytes: what lies in a hole, or past the last extent, is taken to
 /// follow what comes before it.
 fn complete(extents: &[Extent], bytes: u64) -> Layout {
@@ -60,8 +70,9 @@ const FIEMAP_BATCH: usize = 128;
 const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
 const FIEMAP_FLAG_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 0x1;
+const EXTENT_DELAYED: u32 = 0x4;
 /// Unknown or delayed allocation, encoded, inline: no place on the device that reads would go to.
-const EXTENT_PLACELESS: u32 = 0x2 | 0x4 | 0x8 | 0x200 | 0x400;
+const EXTENT_PLACELESS: u32 = 0x2 | EXTENT_DELAYED | 0x8 | 0x200 | 0x400;
 
 /// `struct fiemap_extent` of `linux/fiemap.h`.
 #[repr(C)]
@@ -135,6 +146,23 @@ fn fiemap(file: &File) -> io::Result<Vec<Extent>> {
 mod tests {
     use super::*;
     use std::io::Write;
+
+    /// `EXT4_SUPER_MAGIC`, `XFS_SUPER_MAGIC` and `BTRFS_SUPER_MAGIC` of `linux/magic.h`.
+    const ALLOCATE_LATE: [i64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
+
+    #[test]
+    fn file_when_it_was_just_written_then_not_on_the_device_and_after_a_sync_perhaps() {
+        // Beside this program, for `/tmp` may be in memory.
+        let program = std::env::current_exe().unwrap();
+        let mut file = tempfile::tempfile_in(program.parent().unwrap()).unwrap();
+        file.write_all(&[7; 8192]).unwrap();
+        let kind = rustix::fs::fstatfs(&file).unwrap().f_type;
+        if ALLOCATE_LATE.contains(&(kind as i64)) {
+            assert!(!may_be_on_device(file.as_fd()), "nobody has synced it");
+        }
+        file.sync_all().unwrap();
+        assert!(may_be_on_device(file.as_fd()));
+    }
 
     fn extent(logical: u64, physical: u64, bytes: u64) -> Extent {
         Extent { logical, physical, bytes }

@@ -25,7 +25,7 @@ mod service;
 
 pub use bytes::Bytes;
 pub use error::Error;
-pub use extents::place_of;
+pub use extents::{may_be_on_device, place_of};
 pub use rate::parse_rate;
 pub use service::{
     Class, Histogram, IDLE, OpenError, Rejected, Service, ServiceConfig, Status, Stream,

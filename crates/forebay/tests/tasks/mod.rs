@@ -171,6 +171,19 @@ impl Bed {
         outcome(&mut self.command(&["migrate", "t", target, "--json"]))
     }
 
+    /// A task ends as one that stays where it is, and what it wrote is the same at each of so many nodes
+    /// and in the backing store.
+    pub fn ends_as_unmigrated(&self, task: Running, steps: usize, nodes: usize) {
+        let (code, out, err) = end_of(task);
+        let (file, expected_out, expected_err) = unmigrated(steps);
+        assert_eq!((code, out, err), (Some(7), expected_out, expected_err));
+        for node in 0..nodes {
+            assert!(fs::read(self.ring.at(node, "dir/out")).unwrap() == file, "node {node}");
+        }
+        self.ring.umount_all();
+        assert!(fs::read(self.ring.backing("dir/out")).unwrap() == file);
+    }
+
     /// Waits until the task has its file open.
     pub fn wait_for_begin(&self) {
         let out = self.ring.at(0, "dir/out");

@@ -397,7 +397,8 @@ impl Residency {
         }
         spill.set_len(stat.size)?;
         spill.sync(false)?;
-        if is_acknowledged(&place.object.header()?, stat.size) && spill.acknowledge() {
+        let notes = is_acknowledged(&place.object.header()?, stat.size) && spill.acknowledge();
+        if notes {
             self.note_acknowledged(file.ino)?;
         }
         // The record first: until the object is gone, a restart finds all bytes in it as well.
@@ -409,7 +410,7 @@ impl Residency {
             Queue::Yes
         })?;
         self.meta.sync()?;
-        if spill.is_acknowledged() {
+        if notes {
             spill.acknowledgement_noted();
         }
         fail_at!("node.spill.evacuated");

@@ -19,7 +19,8 @@ use std::sync::atomic::Ordering;
 
 use forebay_meta::Links;
 use forebay_meta::{Link, Record};
-use forebay_store::{Bytes, Header, Object, Presence, may_be_on_device};
+use forebay_store::{Bytes, Header, Object, Presence};
+use forebay_streams::may_be_on_device;
 use forebay_types::Fingerprint;
 use forebay_types::{FileKind, Ino, Timestamp};
 
@@ -476,7 +477,9 @@ impl Residency {
     fn may_be_synced_unseen(&self, ino: Ino, place: &TierObject) -> bool {
         let file = self.files.get(ino);
         let is_open = file.opens.lock().writers > 0;
-        is_open || self.maybe_stored_into(&file, place) || may_be_on_device(&*place.object)
+        is_open
+            || self.maybe_stored_into(&file, place)
+            || place.object.fd().is_none_or(may_be_on_device)
     }
 
     /// Whether somebody may have been told that a file is durable. What was written past the tiers, or
