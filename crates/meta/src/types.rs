@@ -251,7 +251,8 @@ pub struct Record {
     /// In a cluster: the node by whose programs an orphan is in use; 0 for none.
     pub(crate) orphan_of: u16,
     /// It came to its name by a rename over another inode that the backing store had there, or over
-    /// one that had come to the name in that way.
+    /// one that had come to the name in that way, and was not durable then: what it has replaced may
+    /// have to come back.
     pub replaces: bool,
     /// Number of subdirectories among the known entries of a directory.
     pub subdirs: u32,

@@ -249,7 +249,7 @@ proptest! {
                 }
                 Step::Rename(from, to) => {
                     let (from, to) = (name(from), name(to));
-                    let flags = RenameFlags { noreplace: true, exchange: false };
+                    let flags = RenameFlags { noreplace: true, ..RenameFlags::default() };
                     let in_use = |_| false;
                     let renamed =
                         store.rename(Ino::ROOT, &from, Ino::ROOT, &to, flags, NOW, &in_use);

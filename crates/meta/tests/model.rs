@@ -324,7 +324,7 @@ impl World<'_> {
         in_use: bool,
         now: Timestamp,
     ) {
-        let flags = RenameFlags { noreplace: flags == 1, exchange: flags == 2 };
+        let flags = RenameFlags { noreplace: flags == 1, exchange: flags == 2, durable: false };
         let from = (self.dir(from.0), NAMES[from.1]);
         let to = (self.dir(to.0), NAMES[to.1]);
         let got = self.store().rename(from.0, from.1, to.0, to.1, flags, now, &|_| in_use);

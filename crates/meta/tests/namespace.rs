@@ -630,7 +630,8 @@ fn concurrent_operations_then_leave_a_sound_tree() {
                             store.create(b, &other, new, NOW).map(|_| ())
                         }
                         2 => {
-                            let flags = RenameFlags { exchange: n % 8 == 2, noreplace: false };
+                            let flags =
+                                RenameFlags { exchange: n % 8 == 2, ..RenameFlags::default() };
                             store.rename(a, &name, b, &other, flags, NOW, &|_| false).map(|_| ())
                         }
                         _ => (store.unlink(a, &other, NOW, false))

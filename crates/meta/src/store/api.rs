@@ -93,6 +93,8 @@ pub struct RenameFlags {
     pub noreplace: bool,
     /// Swap the two names; both must exist.
     pub exchange: bool,
+    /// What is moved is durable as it is: see [`Record::replaces`].
+    pub durable: bool,
 }
 
 /// What a rename did.

@@ -71,7 +71,7 @@ impl MetaStore {
     ) -> Result<Renamed> {
         check_name(to)?;
         let [from, to] = [from, to].map(|name| Place { dir, name });
-        let flags = RenameFlags { noreplace: true, exchange: false };
+        let flags = RenameFlags { noreplace: true, ..RenameFlags::default() };
         self.retry(|| self.rename_once(Some(ino), from, to, flags, now, &|_| true))
     }
 
@@ -120,7 +120,7 @@ impl MetaStore {
                 Ok(Renamed { moved, replaced: None, exchanged: None })
             }
             Some(target) if flags.exchange => self.exchange(from, to, moving, target, shape, now),
-            target => self.replace(from, to, moving, target, shape, now, in_use),
+            target => self.replace(from, to, moving, target, shape, flags, now, in_use),
         }
     }
 
@@ -192,6 +192,7 @@ impl MetaStore {
         moving: Found,
         target: Option<Found>,
         shape: Option<Shape>,
+        flags: RenameFlags,
         now: Timestamp,
         in_use: &dyn Fn(Ino) -> bool,
     ) -> Result<Renamed> {
@@ -209,8 +210,8 @@ impl MetaStore {
                 (false, false) => {}
             }
             let record = draft.edit(target.0)?;
-            replaces =
-                record.replaces || record.backing.links.contains(&Link::new(to.dir, to.name));
+            let at = Link::new(to.dir, to.name);
+            replaces = !flags.durable && (record.replaces || record.backing.links.contains(&at));
             detach(record, to.dir, to.name, now, in_use(target.0));
             self.note_holder(&mut draft, target.0)?;
             draft.settle(target.0)?;

@@ -563,12 +563,15 @@ impl Node {
     }
 
     /// The version that the backing store has of a file, if it stands there under none of the names that
-    /// the file should have: what has these names there is what the file has replaced, or nothing.
+    /// the file should have: what has these names there is what the file has replaced, or nothing. It may
+    /// not have been reported yet.
     fn version_elsewhere(&self, record: &Record) -> Result<Option<forebay_meta::Fingerprint>> {
-        let Some(known) = record.backing.fingerprint else { return Ok(None) };
+        let known = record.backing.fingerprint;
         for link in &record.backing.links {
-            let found = self.found_at_start(record, link)?;
-            if let Some(found) = found.filter(|found| found.same_inode(&known)) {
+            let its_own = |found: &Attributes| {
+                known.is_some_and(|known| found.same_inode(&known)) || is_pending(record, found)
+            };
+            if let Some(found) = self.found_at_start(record, link)?.filter(its_own) {
                 let here = record.links.contains(link);
                 return Ok((!here).then_some(found.fingerprint()));
             }

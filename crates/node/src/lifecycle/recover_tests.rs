@@ -257,6 +257,55 @@ fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_t
     }
 }
 
+/// The power fails and takes all of what was written to a file since it took `name`, but its length.
+fn shown_after_it_was_written_anew(dir: &tempfile::TempDir, node: Arc<Node>) -> Vec<u8> {
+    let ino = write(&node, "name", 3, libc::O_TRUNC);
+    node.meta.sync().expect("sync");
+    node.residency.tiers[0].tier.open(ino.0).expect("object").set_len(0).expect("cut");
+    let node = restart(dir, node);
+    let found = node.lookup(&DAEMON, Ino::ROOT, b"name").expect("lookup").expect("there");
+    let shown = content(&node, found.ino);
+    assert_eq!(node.writeback.conflicts().0, 0);
+    node.stop(LIMIT);
+    shown
+}
+
+/// The backing store has it as an empty file, which somebody may have been told of: the file that it has
+/// replaced does not come back.
+#[test]
+fn empty_file_that_took_a_name_and_was_written_anew_when_the_power_fails_then_what_it_replaced_stays_away()
+ {
+    let (dir, node) = written_back(&[("name", 1)]);
+    let made = node.create_and_open(&DAEMON, Ino::ROOT, b"new", (0o644, 0), libc::O_RDWR);
+    node.release(made.expect("create").1.fh);
+    node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
+    rename(&node, "new", "name");
+    let shown = shown_after_it_was_written_anew(&dir, node);
+    assert!(shown.is_empty(), "{} bytes of {:?}", shown.len(), shown.first());
+}
+
+/// What a file replaces was synced, and the backing store has an older version of that. The file is
+/// written back elsewhere, and that is not reported yet.
+#[test]
+fn file_that_replaced_a_synced_one_and_was_written_anew_when_the_power_fails_then_none_older_comes_back()
+ {
+    let (dir, node) = written_back(&[("name", 1), ("saved", 2)]);
+    let synced = write(&node, "name", 4, libc::O_TRUNC);
+    let opened = node.open(&DAEMON, synced, libc::O_RDWR).expect("open");
+    node.fsync(&DAEMON, opened.fh, false).expect("sync");
+    node.release(opened.fh);
+    let saved = node.lookup(&DAEMON, Ino::ROOT, b"saved").expect("lookup").expect("there").ino;
+    let unreported = |record: &mut forebay_meta::Record| {
+        record.backing.pending = record.backing.fingerprint.take();
+        record.dirty = true;
+        Queue::Yes
+    };
+    node.meta.update(saved, None, unreported).expect("record");
+    rename(&node, "saved", "name");
+    let shown = shown_after_it_was_written_anew(&dir, node);
+    assert!(shown == [2; 8192], "{} bytes of {:?}", shown.len(), shown.first());
+}
+
 /// What a device may have of an object or its map.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum As {

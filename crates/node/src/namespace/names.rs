@@ -415,7 +415,8 @@ impl Node {
         let lingers = file && !flags.exchange;
         let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
         let now = clock::wall_time();
-        let renamed = self.residency.replace(context, &source, replacing, || {
+        let renamed = self.residency.replace(context, &source, replacing, |durable| {
+            let flags = RenameFlags { durable, ..flags };
             Ok(self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?)
         })?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
@@ -498,5 +499,5 @@ fn rename_flags(flags: u32) -> Result<RenameFlags> {
     if flags & !known != 0 || noreplace && exchange {
         return Err(Errno::INVAL.into());
     }
-    Ok(RenameFlags { noreplace, exchange })
+    Ok(RenameFlags { noreplace, exchange, durable: false })
 }

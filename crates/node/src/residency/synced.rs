@@ -140,10 +140,35 @@ fn surely_stands(record: &Record, at: &Link) -> bool {
     backing.fingerprint.is_some() && (is_only || was_made)
 }
 
-/// The file whose name another one is about to take, and how many syncs of it there were when that was
-/// decided.
+/// A file that is about to take a name.
 #[derive(Default)]
-pub(crate) struct Replacing(Option<(FileRef, u64)>);
+pub(crate) struct Replacing {
+    /// The one that has the name, and how many syncs of it there were when that was decided.
+    replaced: Option<(FileRef, u64)>,
+    /// Whatever is done to the file later, what it replaces is not to come back: it was durable.
+    durable: bool,
+}
+
+/// What has to be done to a file before it takes a name.
+enum Readiness {
+    /// Nothing: it is durable.
+    Durable,
+    /// Nothing: what it replaces comes back where it turns out that it is not whole.
+    Guarded,
+    /// It is made durable.
+    Unsynced,
+}
+
+/// What a file has got since it was synced last.
+#[derive(PartialEq, Eq)]
+enum SinceSync {
+    /// An end, or bytes where there was a hole.
+    Grown,
+    /// No more than it had then.
+    Same,
+    /// It was not synced, or that is not known.
+    Unknown,
+}
 
 impl Residency {
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
@@ -352,31 +377,33 @@ impl Residency {
         let target = target.filter(|target| target.attr.kind == FileKind::Regular);
         let file = target.map(|target| self.files.get(target.ino));
         let seen = file.as_ref().map(|file| *file.syncs.lock());
-        if self.must_be_synced_to_replace(context, source, target, at)? {
-            self.sync_to_replace(context, source)?;
-        }
-        Ok(Replacing(file.zip(seen)))
+        let durable = match self.readiness_to_replace(context, source, target, at)? {
+            Readiness::Durable => true,
+            Readiness::Guarded => false,
+            Readiness::Unsynced => self.sync_to_replace(context, source)?,
+        };
+        Ok(Replacing { replaced: file.zip(seen), durable })
     }
 
-    /// Has a file take that name.
+    /// Has a file take that name, by a function that is told whether it is durable.
     pub(crate) fn replace<T>(
         &self,
         context: &Context,
         source: &Record,
-        Replacing(replaced): Replacing,
-        replace: impl FnOnce() -> Result<T>,
+        Replacing { replaced, mut durable }: Replacing,
+        replace: impl FnOnce(bool) -> Result<T>,
     ) -> Result<T> {
         fail_at!("node.rename.decided");
         let mut syncs = replaced.as_ref().map(|(file, _)| file.syncs.lock());
         if syncs.as_deref() != replaced.as_ref().map(|(_, seen)| seen) {
             // Somebody was told since that what goes with the name is durable.
             drop(syncs);
-            self.sync_to_replace(context, source)?;
+            durable = self.sync_to_replace(context, source)?;
             syncs = replaced.as_ref().map(|(file, _)| file.syncs.lock());
         }
         // The sync may have taken long.
         self.given_up.check(context)?;
-        let done = replace();
+        let done = replace(durable);
         drop(syncs);
         done
     }
@@ -385,17 +412,20 @@ impl Residency {
     /// and the backing store does not have it there, its bytes go with its name, or it is not found any more.
     /// A version that the backing store has under the name comes back by itself: see
     /// `reconcile/unsynced.rs`.
-    fn must_be_synced_to_replace(
+    fn readiness_to_replace(
         &self,
         context: &Context,
         source: &Record,
         target: Option<&Record>,
         at: &Link,
-    ) -> Result<bool> {
+    ) -> Result<Readiness> {
         let is_newer =
             |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
-        if source.attr.kind != FileKind::Regular || !is_newer(source) {
-            return Ok(false);
+        if source.attr.kind != FileKind::Regular {
+            return Ok(Readiness::Guarded);
+        }
+        if !is_newer(source) {
+            return Ok(Readiness::Durable);
         }
         let kept = match target {
             // It goes on from a name that it took from another one, which is there no more.
@@ -410,21 +440,28 @@ impl Residency {
             // After a move that is not written back yet what is below is an older one.
             Some(target) => surely_stands(target, at),
         };
-        Ok(!kept || self.has_grown_since_a_sync(context, source.ino)?)
+        if !kept {
+            return Ok(Readiness::Unsynced);
+        }
+        Ok(match self.changed_since_a_sync(context, source.ino)? {
+            SinceSync::Grown => Readiness::Unsynced,
+            SinceSync::Same => Readiness::Durable,
+            SinceSync::Unknown => Readiness::Guarded,
+        })
     }
 
-    /// What replaces another file is durable, if it can be.
-    fn sync_to_replace(&self, context: &Context, source: &Record) -> Result<()> {
+    /// What replaces another file is made durable, if it can be: whether it is.
+    fn sync_to_replace(&self, context: &Context, source: &Record) -> Result<bool> {
         if source.attr.kind != FileKind::Regular {
-            return Ok(());
+            return Ok(false);
         }
         context.wait()?;
         let file = self.files.get(source.ino);
         match self.load(context, &file) {
-            Ok(()) => self.sync_file(&file, true),
+            Ok(()) => self.sync_file(&file, true).map(|()| true),
             Err(error) => {
                 tracing::debug!(ino = %source.ino, %error, "nothing to sync before it is renamed");
-                Ok(())
+                Ok(false)
             }
         }
     }
@@ -458,18 +495,22 @@ impl Residency {
     /// Whether a file that counts after a crash of the machine, as it was synced once, would lack what it
     /// has got since: an end, also in place of one that was cut off, or bytes where there was a hole. Nobody
     /// could tell then that it is less than it was, and that what it has replaced is to come back.
-    fn has_grown_since_a_sync(&self, context: &Context, ino: Ino) -> Result<bool> {
-        let grown = self.look_where(context, ino, |location| {
-            let Some(place) = &location.place else { return Ok(false) };
+    fn changed_since_a_sync(&self, context: &Context, ino: Ino) -> Result<SinceSync> {
+        let changed = self.look_where(context, ino, |location| {
+            let Some(place) = &location.place else { return Ok(SinceSync::Unknown) };
             let (header, len) = (place.object.header()?, place.object.len()?);
             let by_kernel = header.covered && header.size == 0;
             let counts = match by_kernel && !header.synced {
                 true => self.may_be_synced_unseen(ino, place),
                 false => header.synced || header.covered,
             };
-            Ok(header.dirty && counts && len > header.size)
+            Ok(match header.dirty && counts && len > header.size {
+                true => SinceSync::Grown,
+                false if header.dirty && header.synced => SinceSync::Same,
+                false => SinceSync::Unknown,
+            })
         })?;
-        Ok(grown.unwrap_or(false))
+        Ok(changed.unwrap_or(SinceSync::Unknown))
     }
 
     /// Whether the kernel may have synced something, without asking, of a file that was empty when it began

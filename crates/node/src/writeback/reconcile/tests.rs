@@ -285,7 +285,7 @@ impl Bench {
 
     fn rename(&self, from: &str, to: &str, exchange: bool) {
         let ((from_dir, from), (to_dir, to)) = (self.split(from), self.split(to));
-        let flags = RenameFlags { noreplace: false, exchange };
+        let flags = RenameFlags { exchange, ..RenameFlags::default() };
         let (from, to) = (from.as_bytes(), to.as_bytes());
         let renamed =
             self.node

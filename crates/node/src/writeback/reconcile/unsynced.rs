@@ -80,6 +80,10 @@ impl Writeback {
         if own && is_its_own(record, &found) {
             return Ok(Some(found));
         }
+        if !replaced {
+            // It is only claimed that the file stands there.
+            return Ok(None);
+        }
         for stale_name in stale_names {
             if self.known(stale_name)?.is_some_and(|record| !record.links.is_empty()) {
                 return Ok(None);
@@ -117,7 +121,7 @@ impl Writeback {
         let now = clock::wall_time();
         for attempt in 0..MAX_NAMES {
             let name = conflict_name(&link.name, now, attempt);
-            let flags = RenameFlags { noreplace: true, exchange: false };
+            let flags = RenameFlags { noreplace: true, ..RenameFlags::default() };
             let parent = link.parent;
             match self.meta.rename(parent, &link.name, parent, &name, flags, now, &|_| true) {
                 Ok(_) => {

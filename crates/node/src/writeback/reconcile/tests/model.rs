@@ -125,7 +125,7 @@ impl World {
                 }
             }
             Action::Rename { from, to, exchange } => {
-                let flags = RenameFlags { noreplace: false, exchange };
+                let flags = RenameFlags { exchange, ..RenameFlags::default() };
                 let (from_dir, to_dir) = (self.dir(from.0), self.dir(to.0));
                 meta.rename(from_dir, name(from.1), to_dir, name(to.1), flags, now, &|_| false)
                     .ok();

@@ -284,7 +284,7 @@ fn file_that_is_set_aside_when_it_also_claims_the_name_of_another_then_that_stay
 /// Renames `new` over `old`, which a program has open.
 fn replace_in_use(bench: &Bench, old: Ino) {
     bench.contents.open.lock().insert(old.0);
-    let flags = RenameFlags { noreplace: false, exchange: false };
+    let flags = RenameFlags::default();
     let (from, to) = ((Ino::ROOT, b"new"), (Ino::ROOT, b"old"));
     let now = crate::clock::wall_time();
     let renamed = bench.node.meta.rename(from.0, from.1, to.0, to.1, flags, now, &|_| true);
