@@ -479,7 +479,8 @@ impl Run {
     fn compare(&mut self, how: &str, done_by: &[(u64, Vec<Op>)], below: &[Below]) -> Outcome {
         for (worker, ((done, _), below)) in done_by.iter().zip(below).enumerate() {
             let home = self.site.home(worker);
-            for name in self.oracles[worker].names() {
+            let before = self.oracles[worker].clone();
+            for name in before.names() {
                 let path = home.join(&name);
                 let found = match fs::read(&path) {
                     Ok(found) => Some(found),
@@ -489,7 +490,8 @@ impl Run {
                         Some(Vec::new())
                     }
                 };
-                let (wrong, remove) = self.oracles[worker].found(&name, found.as_deref(), below);
+                let (wrong, remove) =
+                    self.oracles[worker].found(&before, &name, found.as_deref(), below);
                 if let Some(why) = wrong {
                     let trail = self.oracles[worker].trail(&name);
                     self.wrong(format!(

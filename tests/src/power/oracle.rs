@@ -31,6 +31,8 @@ struct File {
     synced_in_part: bool,
     /// It came by a rename over another one, and nobody had synced it before.
     instead: Option<Instead>,
+    /// What it is called where a rename of it is not durable: the same file, which may be in parts there.
+    was: Option<usize>,
     /// The permissions that it may have: first the durable ones, then those since. None at all: nobody asks.
     modes: Vec<u32>,
 }
@@ -265,6 +267,15 @@ impl Oracle {
         file
     }
 
+    /// A file is changed, also where a rename of it is lost with the power.
+    fn change(&mut self, file: usize, change: impl Fn(&mut File)) {
+        let mut next = Some(file);
+        while let Some(file) = next {
+            change(&mut self.files[file]);
+            next = self.files[file].was;
+        }
+    }
+
     fn note(&mut self, name: &str, what: String) {
         let trail = self.trails.entry(name.into()).or_default();
         if trail.len() == TRAIL {
@@ -306,21 +317,21 @@ impl Oracle {
             Op::Write { name, at, count, stamp, fresh, sync } => {
                 let file = self.file(name);
                 if *fresh {
-                    self.files[file].set_len(0);
+                    self.change(file, |file| file.set_len(0));
                 }
-                self.files[file].write(*at, *count, *stamp);
+                self.change(file, |file| file.write(*at, *count, *stamp));
                 if done {
                     self.synced(name, file, (*at, *count), *sync);
                 }
             }
             Op::Truncate { name, blocks, sync } => {
                 let State::File(file) = self.now(name) else { return };
-                self.files[file].set_len(*blocks);
+                self.change(file, |file| file.set_len(*blocks));
                 self.whole_durable(name, file, done && *sync);
             }
             Op::Punch { name, at, count, sync } => {
                 let State::File(file) = self.now(name) else { return };
-                self.files[file].punch(*at, *count);
+                self.change(file, |file| file.punch(*at, *count));
                 self.whole_durable(name, file, done && *sync);
             }
             Op::Drain { name } => {
@@ -338,7 +349,7 @@ impl Oracle {
             Op::Hold { name, fresh } => {
                 let file = self.file(name);
                 if *fresh {
-                    self.files[file].set_len(0);
+                    self.change(file, |file| file.set_len(0));
                 }
             }
             _ => self.apply_to_names(op, done),
@@ -371,6 +382,7 @@ impl Oracle {
                 {
                     let mut moved = self.files[file].clone();
                     moved.replace(of, Some(from.clone()));
+                    moved.was = Some(file);
                     self.files.push(moved);
                     state = State::File(self.files.len() - 1);
                 }
@@ -521,11 +533,13 @@ impl Oracle {
         Err(format!("{why}, and it has replaced what was durable"))
     }
 
-    /// Compares what a name leads to after a cut with what it may, and goes on from there. `below` is
-    /// what the backing store had then. Says what was wrong, and whether the file is to be removed, as
-    /// nothing can be said of it any more.
+    /// Compares what a name leads to after a cut with what it may, and goes on from there. `before` is what
+    /// was known right after the cut: a file that may have one of two names is not known by one that was
+    /// looked at before. `below` is what the backing store had then. Says what was wrong, and whether the
+    /// file is to be removed, as nothing can be said of it any more.
     pub fn found(
         &mut self,
+        before: &Oracle,
         name: &str,
         found: Option<&[u8]>,
         below: &Below,
@@ -541,13 +555,15 @@ impl Oracle {
                 }
                 (State::Absent, Some(_)) => {}
                 (State::File(_), None) => whys.push("missing".to_string()),
-                (State::File(file), Some(found)) => match self.may_be(name, *file, found, below) {
-                    Ok(stamps) => {
-                        self.files[*file].settle(found.len(), &stamps);
-                        return self.known(name, *state, Some(found));
+                (State::File(file), Some(found)) => {
+                    match before.may_be(name, *file, found, below) {
+                        Ok(stamps) => {
+                            self.files[*file].settle(found.len(), &stamps);
+                            return self.known(name, *state, Some(found));
+                        }
+                        Err(why) => whys.push(why),
                     }
-                    Err(why) => whys.push(why),
-                },
+                }
             }
         }
         self.names.insert(name.into(), vec![State::Any, State::Absent]);
@@ -644,7 +660,7 @@ mod tests {
         ];
         steps.iter().for_each(|step| oracle.carried_out(1, step, true));
         let found: Vec<u8> = stamps.iter().flat_map(|stamp| block(*stamp)).collect();
-        oracle.found("old", Some(&found), &Below::new()).0.is_none()
+        oracle.clone().found(&oracle, "old", Some(&found), &Below::new()).0.is_none()
     }
 
     #[test]
@@ -655,7 +671,8 @@ mod tests {
         oracle.add("name", 1, 100);
         for stamp in [10, 20] {
             oracle.carried_out(1, &write("name", (0, 1), stamp, Sync::None), true);
-            assert_eq!(oracle.found("name", Some(&block(stamp)), &below).0, None);
+            let before = oracle.clone();
+            assert_eq!(oracle.found(&before, "name", Some(&block(stamp)), &below).0, None);
             if stamp == 10 {
                 oracle.all_written_back();
             }
@@ -664,7 +681,7 @@ mod tests {
         let replace = Op::Replace { name, count: 1, stamp: 30, sync, dir };
         oracle.carried_out(2, &replace, true);
         for (stamp, may_be) in [(10, true), (20, true), (30, true), (100, false)] {
-            let found = oracle.clone().found("name", Some(&block(stamp)), &below).0;
+            let found = oracle.clone().found(&oracle, "name", Some(&block(stamp)), &below).0;
             assert_eq!(found.is_none(), may_be, "{stamp}: {found:?}");
         }
     }
@@ -678,10 +695,11 @@ mod tests {
             oracle.carried_out(1, &write("name", (0, 1), stamp, Sync::None), true);
         }
         // The last is gone.
-        assert_eq!(oracle.found("name", Some(&block(20)), &below).0, None);
+        let before = oracle.clone();
+        assert_eq!(oracle.found(&before, "name", Some(&block(20)), &below).0, None);
         oracle.carried_out(2, &write("name", (0, 1), 40, Sync::None), true);
         for (stamp, may_be) in [(100, true), (10, true), (20, true), (30, false), (40, true)] {
-            let wrong = oracle.clone().found("name", Some(&block(stamp)), &below).0;
+            let wrong = oracle.clone().found(&oracle, "name", Some(&block(stamp)), &below).0;
             assert_eq!(wrong.is_none(), may_be, "{stamp}: {wrong:?}");
         }
     }
@@ -703,7 +721,7 @@ mod tests {
             [([10, 11], true), ([10, 20], true), ([200, 201], true), ([10, 101], false)]
         {
             let found: Vec<u8> = stamps.iter().flat_map(|stamp| block(*stamp)).collect();
-            let wrong = oracle.clone().found("older", Some(&found), &Below::new()).0;
+            let wrong = oracle.clone().found(&oracle, "older", Some(&found), &Below::new()).0;
             assert_eq!(wrong.is_none(), may_be, "{stamps:?}: {wrong:?}");
         }
     }
@@ -726,7 +744,38 @@ mod tests {
         let mut oracle = Oracle::default();
         oracle.add("old", 1, 100);
         steps.iter().for_each(|step| oracle.carried_out(1, step, true));
-        oracle.found(name, found.map(block).as_deref(), &Below::new()).0.is_none()
+        let found = found.map(block);
+        oracle.clone().found(&oracle, name, found.as_deref(), &Below::new()).0.is_none()
+    }
+
+    #[test]
+    fn files_whose_exchange_is_under_way_when_one_is_empty_then_each_may_have_its_name_still() {
+        let mut oracle = Oracle::default();
+        oracle.add("a", 0, 0);
+        let exchange = Op::Exchange { one: "a".into(), other: "b".into(), dir: true };
+        let steps = [write("b", (0, 1), 10, Sync::None), Op::SyncDir { name: "b".into() }];
+        steps.iter().for_each(|step| oracle.carried_out(1, step, true));
+        oracle.carried_out(1, &exchange, false);
+        let before = oracle.clone();
+        assert_eq!(oracle.found(&before, "a", Some(&[]), &Below::new()).0, None);
+        assert_eq!(oracle.found(&before, "b", Some(&block(10)), &Below::new()).0, None);
+    }
+
+    #[test]
+    fn file_moved_over_a_durable_one_when_that_is_lost_then_its_first_name_has_what_was_written_since()
+     {
+        let mut oracle = Oracle::default();
+        oracle.add("old", 1, 100);
+        let steps = [
+            write("new", (0, 1), 10, Sync::None),
+            Op::Move { from: "new".into(), to: "old".into(), dir: false },
+            write("old", (0, 1), 20, Sync::None),
+        ];
+        steps.iter().for_each(|step| oracle.carried_out(1, step, true));
+        for stamp in [10, 20] {
+            let found = oracle.clone().found(&oracle, "new", Some(&block(stamp)), &Below::new());
+            assert_eq!(found.0, None, "{stamp}");
+        }
     }
 
     fn move_over_old() -> Op {
