@@ -303,12 +303,15 @@ impl Oracle {
     /// It was under way while disks were cut off below a living daemon, which syncs a file before such a
     /// rename: a file system that goes down while it syncs may say that it has.
     pub fn doubt(&mut self, op: &Op) {
-        let to = match op {
-            Op::Replace { name, sync: false, .. } => name,
-            Op::Move { to, .. } => to,
+        let names = match op {
+            Op::Replace { name, sync: false, .. } => vec![name],
+            Op::Move { to, .. } => vec![to],
+            Op::Exchange { one, other, .. } => vec![one, other],
             _ => return,
         };
-        self.push(to, State::Any);
+        for name in names {
+            self.push(name, State::Any);
+        }
     }
 
     /// As [`Oracle::carried_out`], of what is only planned.
