@@ -29,6 +29,11 @@ pub fn all() -> Vec<Case> {
             cases.push(case);
         }
     }
+    for (passthrough, is_empty) in [("off", true), ("readwrite", true), ("off", false)] {
+        for cut in [TIERS, &DISKS] {
+            cases.push(durable_as_it_took_a_name(passthrough, is_empty, cut));
+        }
+    }
     cases.push(written_back_in_place());
     cases.extend(names_and_attributes());
     cases
@@ -111,6 +116,38 @@ fn exchanged_after_a_replacement(passthrough: &'static str, cut: &'static [&'sta
     let ops = [drained(&one, 8), drained(&other, 6), vec![new, replace, exchange, beside]];
     let what = "an unsynced file that has replaced a known one, exchanged for another";
     Case::new(what, MountSettings::of(passthrough, "1h"), ops.concat(), cut)
+}
+
+/// A file that the backing store has takes the name of another one, and is written anew after that.
+fn durable_as_it_took_a_name(
+    passthrough: &'static str,
+    is_empty: bool,
+    cut: &'static [&'static str],
+) -> Case {
+    let (name, old) = ("file".to_string(), "old".to_string());
+    let new = match is_empty {
+        true => vec![
+            Op::Hold { name: name.clone(), fresh: true },
+            Op::Release { name: name.clone() },
+            Op::Drain { name: name.clone() },
+        ],
+        false => drained(&name, 4),
+    };
+    // The backing store has an older version of what is replaced.
+    let synced = write_version(&old, 1, (0, 4), Sync::Fsync);
+    let moved = Op::Move { from: name, to: old.clone(), dir: true };
+    let anew = [
+        Op::Truncate { name: old.clone(), blocks: 0, sync: false },
+        write_version(&old, 2, (0, 2), Sync::None),
+        Op::Pause { millis: 200 },
+        Op::SyncDir { name: old.clone() },
+    ];
+    let ops = [drained(&old, 8), new, vec![synced, moved], anew.to_vec()].concat();
+    let file = if is_empty { "an empty file" } else { "a file" };
+    let what = format!("{file} of the backing store, moved over a synced one and written anew");
+    let mut case = Case::new(&what, MountSettings::of(passthrough, "1h"), ops, cut);
+    case.always = passthrough == "off" && cut == TIERS;
+    case
 }
 
 /// A file with two names is written back in place, and the power fails half-way.
