@@ -354,7 +354,7 @@ impl Node {
         if !self.meta.is_surely_kept(file.ino) {
             self.meta.sync()?;
         }
-        self.residency.note_sync(place)?;
+        self.residency.note_sync(file, place)?;
         if let Some(seen) = place.headers.unsynced() {
             self.residency.sync_object(file, place, false)?;
             self.residency.settle_object(file.ino, place.tier)?;

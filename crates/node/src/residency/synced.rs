@@ -161,7 +161,7 @@ impl Residency {
                 if let Some(presence) = &place.presence {
                     self.sync_part(file, presence, &*place.object)?;
                 }
-                self.note_sync(place)?;
+                self.note_sync(file, place)?;
                 // A sync of the data alone may leave out a header that says whose they are.
                 let unsynced = place.headers.unsynced();
                 if place.presence.is_none() || unsynced.is_some() {
@@ -251,19 +251,20 @@ impl Residency {
     }
 
     /// The sync that follows is one of which a program will be told.
-    pub(crate) fn note_sync(&self, place: &TierObject) -> Result<()> {
+    pub(crate) fn note_sync(&self, file: &File, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
         let len = len_to_first_hole(place)?;
-        self.edit_header_if(place, |header| {
+        let note = |header: &mut Header| {
             let change = header.dirty && !header.synced;
             if change {
                 (header.synced, header.size) = (true, len);
             }
             place.headers.hear_synced(header.synced);
             change
-        })
+        };
+        self.keep_proof(file, place, || self.edit_header_if(place, note))
     }
 
     /// From here on the kernel may sync an object that is empty now without asking.
