@@ -331,7 +331,11 @@ impl Case {
                 set(&header)
             }),
             Damage::HeaderNewer => header().is_some_and(|mut header| {
+                // As that version would: what is not sealed is merely damaged.
                 header[8] = 9;
+                header[144..152].fill(0);
+                let sum = xxhash_rust::xxh3::xxh3_64(&header);
+                header[144..152].copy_from_slice(&sum.to_le_bytes());
                 set(&header)
             }),
             Damage::HeaderUnreadable => {

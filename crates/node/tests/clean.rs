@@ -476,3 +476,57 @@ fn programs_when_they_write_map_and_put_times_back_then_clean_implies_equal() {
         }
     }
 }
+
+/// Whether a file system tells of each store into a mapping.
+fn tells_stores(base: &str) -> bool {
+    const TELLING: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+    TELLING.contains(&rustix::fs::statfs(base).unwrap().f_type)
+}
+
+#[test]
+fn file_when_opened_to_write_then_dirty_from_then_on_and_clean_at_its_last_close_if_nobody_wrote() {
+    for base in BASES {
+        let content = noise(1, 20 * KIB);
+        let rig = resident_in(base, &content);
+        let is_dirty = || rig.node().whereabouts(rig.ino("file")).unwrap().dirty;
+        assert!(!is_dirty(), "on {base}");
+        let programs = [libc::O_RDWR, libc::O_WRONLY].map(|flags| rig.program("file", flags));
+        assert!(programs.iter().all(Program::passes), "on {base}");
+        assert!(is_dirty(), "a kill now would take what they write for nothing, on {base}");
+        let [one, other] = programs;
+        drop(one);
+        assert!(is_dirty(), "somebody may still write, on {base}");
+        drop(other);
+        assert_eq!(is_dirty(), !tells_stores(base), "after the last close, on {base}");
+        let writer = rig.program("file", libc::O_RDWR);
+        writer.write(7, b"written");
+        drop(writer);
+        assert!(is_dirty(), "it was written, on {base}");
+    }
+}
+
+#[test]
+fn large_file_when_opened_to_write_on_a_tier_in_memory_then_it_is_written_back_and_not_compared() {
+    const LIMIT: u64 = 256 * MIB;
+    for (len, again) in [(LIMIT, false), (LIMIT + 1, true)] {
+        let rig = rig_in("/dev/shm", 1024 * MIB);
+        let path = rig.backing().join("file");
+        put_old(&rig, "file", b"with a hole behind it");
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(len).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
+        rig.node().residency().warm_file(rig.ino("file"), &mut |_| true).unwrap();
+        let version = || {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata(&path).unwrap().ino()
+        };
+        let before = version();
+        let program = rig.program("file", libc::O_RDWR);
+        assert!(program.passes(), "{len}");
+        drop(program);
+        rig.drain();
+        assert!(!rig.node().whereabouts(rig.ino("file")).unwrap().dirty, "{len}");
+        assert_eq!(version() != before, again, "a new version of {len} bytes");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
+    }
+}

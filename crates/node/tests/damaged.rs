@@ -94,6 +94,53 @@ fn file_that_was_open_when_its_header_is_damaged_then_it_is_lost_and_named_and_c
     assert_eq!(rig.plain("file"), bytes);
 }
 
+/// Says in the header of an object that a newer version has written it, as that would.
+fn make_newer(path: &std::path::Path) {
+    const CHECKSUM: std::ops::Range<usize> = 144..152;
+    let mut header = vec![0; 4096];
+    let len = rustix::fs::getxattr(path, HEADER, &mut header[..]).unwrap();
+    header.truncate(len);
+    header[8] += 1;
+    header[CHECKSUM].fill(0);
+    let sum = xxhash_rust::xxh3::xxh3_64(&header);
+    header[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
+    rustix::fs::setxattr(path, HEADER, &header, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+#[test]
+fn file_whose_object_a_newer_version_has_written_when_repaired_then_it_is_kept_as_it_is_and_named()
+{
+    let mut rig = Rig::small(8 * MIB);
+    let bytes = noise(3, 20_000);
+    rig.put("file", &bytes);
+    assert!(rig.node().stop(Duration::from_secs(10)));
+    rig.crash();
+    make_newer(&object(&rig));
+    rig.start();
+    is_lost_and_named(&rig, "file");
+    rig.crash();
+    for rebuild in [false, false, true] {
+        let told = match rebuild {
+            false => fsck(&rig, true, false),
+            true => rig.check(true),
+        };
+        let told = format!("{told:?}");
+        assert!(told.contains("file: its object") && told.contains("newer version"), "{told}");
+        let kept: Vec<PathBuf> = std::fs::read_dir(rig.dir.join("tier0/lost"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        assert_eq!(kept.len(), 1, "{told}");
+        assert!(std::fs::read(&kept[0]).unwrap() == bytes, "its bytes have changed");
+        let mut header = [0; 4096];
+        let len = rustix::fs::getxattr(&kept[0], HEADER, &mut header[..]).unwrap();
+        assert_eq!(
+            Header::decode(&header[..len]).map(drop),
+            Err(forebay_store::HeaderFault::Version(2))
+        );
+    }
+}
+
 #[test]
 fn file_that_was_open_when_fsck_sets_its_object_aside_then_it_is_not_the_old_version() {
     let (mut rig, bytes) = rig_with_a_file_that_was_open();

@@ -682,3 +682,33 @@ fn store_that_was_made_again_while_unmounted_when_nobody_else_uses_it_then_is_sh
     assert_eq!(read(&rig, "", "same"), "new");
     assert!(rig.node().writeback().conflicts().1.is_empty());
 }
+
+/// How a program comes to a file whose rest is gone.
+type Comes = fn(&Rig, u64) -> forebay_node::Result<()>;
+
+#[test]
+fn file_whose_rest_is_gone_when_it_is_open_then_its_next_sync_or_read_fails_once() {
+    let sync: Comes = |rig, fh| rig.node().fsync(&CONTEXT, fh, false);
+    let read: Comes = |rig, fh| rig.node().read(&CONTEXT, fh, 2 << 20, &mut [7; 100]).map(drop);
+    for (what, comes) in [("sync", sync), ("read", read)] {
+        let (rig, fh) = changed_in_part(16 * MIB, false);
+        rig.node().release(fh);
+        // With a kernel that leaves nothing to its cache of what it may be given later.
+        let rig = rig::passing::PassingRig::over(rig);
+        let fh = rig.open("file", libc::O_RDWR);
+        std::fs::remove_file(rig.backing().join("file")).unwrap();
+        let first = rig.node().read(&CONTEXT, fh, 2 << 20, &mut [0; 100]);
+        assert!(matches!(first, Err(forebay_node::NodeError::RestGone)), "{what}: {first:?}");
+        // The write-back settles that zeros stand for what is gone. What is open stays dirty.
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let left = rig.node().writeback().drain(until, &mut |_| true).unwrap();
+        assert_eq!(left.entries, 1, "{what}");
+        assert_eq!(rig.node().writeback().conflicts().0, 1, "{what}");
+        let told = comes(&rig, fh);
+        assert!(matches!(told, Err(forebay_node::NodeError::RestGone)), "{what}: {told:?}");
+        comes(&rig, fh).unwrap_or_else(|error| panic!("{what} fails twice: {error}"));
+        let bytes = rig.read_all(fh);
+        assert!(bytes[..1 << 20] == [b'0'; 1 << 20] && bytes[1 << 20..] == [0; 2 << 20], "{what}");
+        rig.node().release(fh);
+    }
+}

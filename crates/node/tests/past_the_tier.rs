@@ -9,7 +9,7 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_node::{Coherence, Context, NodeConfig, SetAttr, SetTime, Timestamp};
-use forebay_store::decorators::{Stuck, Transparent};
+use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
 use rig::passing::PassingRig;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -376,4 +376,66 @@ fn stop_when_a_writer_hangs_past_the_tier_then_it_keeps_its_time_limit_and_nothi
     let found = rig.get("spilled");
     assert_eq!(found.len(), 900_000);
     same(&found[..890_000], &noise(2, 900_000)[..890_000], "after the next start");
+}
+
+/// Holds a worker right after it has set the times of a file in the backing store, before it can say so.
+#[derive(Default)]
+struct AfterTimes {
+    wanted: AtomicBool,
+    there: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+impl Interceptor for AfterTimes {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation != Operation::SetAttributes || !self.wanted.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        self.there.store(true, Ordering::Release);
+        let until = Instant::now() + LIMIT;
+        while !self.goes_on.load(Ordering::Acquire) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn version_below_whose_times_a_worker_is_setting_when_written_past_the_tier_then_not_taken_for_anothers()
+ {
+    let worker = Arc::new(AfterTimes::default());
+    let rig = Rig::new(&[64 * KIB], worker.clone(), |_| {});
+    let mut data = noise(3, 600_000);
+    std::fs::write(rig.backing().join("file"), &data).unwrap();
+    let ino = rig.ino("file");
+    let time = SetTime::At(Timestamp::new(1_000_000_000, 7));
+    let set = SetAttr { mtime: Some(time), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+    worker.wanted.store(true, Ordering::Release);
+    std::thread::scope(|scope| {
+        let turn = scope.spawn(|| rig.node().writeback().reconcile(ino));
+        let until = Instant::now() + LIMIT;
+        while !worker.there.load(Ordering::Acquire) {
+            assert!(!turn.is_finished() && Instant::now() < until, "no worker has set the times");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The only writer, and nobody else is there: what shows through is read for the edges.
+        let fh = rig.open("file", libc::O_RDWR);
+        for at in [1000, 300_000, 590_000] {
+            rig.write(fh, at as u64, b"past the tier");
+            data[at..at + 13].copy_from_slice(b"past the tier");
+        }
+        same(&rig.read_all(fh), &data, "while the worker is at it");
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+        worker.goes_on.store(true, Ordering::Release);
+        drop(turn.join().unwrap());
+        same(&rig.read_all(fh), &data, "afterwards");
+        rig.node().release(fh);
+    });
+    rig.drain();
+    same(&rig.plain("file"), &data, "in the backing store");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
 }

@@ -138,3 +138,37 @@ fn directory_when_the_device_fails_before_its_name_is_durable_then_it_is_made_ag
         assert_eq!(rig.plain("dir/in it"), b"bytes", "{operation:?}");
     }
 }
+
+/// Writes down what a backing store is asked for.
+#[derive(Default)]
+struct Asked(Mutex<Vec<Operation>>);
+
+impl Interceptor for Asked {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        self.0.lock().push(operation);
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn start_when_the_daemon_was_killed_then_the_backing_store_is_synced_before_it_is_relied_upon() {
+    let asked = Arc::new(Asked::default());
+    let mut rig = Rig::new(&[8 * MIB], asked.clone(), |_| {});
+    rig.put("file", &noise(1, 20_480));
+    rig.drain();
+    rig.put("other", &noise(2, 12_288));
+    rig.crash();
+    asked.0.lock().clear();
+    rig.start();
+    let said = asked.0.lock().clone();
+    let synced = said.iter().position(|asked| *asked == Operation::Sync);
+    let relied = [Operation::Clean, Operation::List, Operation::Open, Operation::Rename];
+    let first = said.iter().position(|asked| relied.contains(asked));
+    assert!(synced.is_some_and(|synced| first.is_none_or(|first| synced < first)), "{said:?}");
+    // It has nothing that a daemon that ended in good order would not have synced.
+    rig.drain();
+    assert!(rig.node.take().unwrap().stop(std::time::Duration::from_secs(10)));
+    asked.0.lock().clear();
+    rig.start();
+    assert!(!asked.0.lock().contains(&Operation::Sync), "it waits for the store's device");
+}

@@ -149,13 +149,16 @@ impl Header {
         if bytes.len() < PATH_AT || &bytes[..8] != MAGIC {
             return Err(HeaderFault::Damaged);
         }
+        // Every version has its checksum there: what only claims to be of another one is damaged.
+        if checksum(&mut bytes.to_vec()) != u64_at(bytes, CHECKSUM_AT) {
+            return Err(HeaderFault::Damaged);
+        }
         let version = u16_at(bytes, 8);
         if version != Self::VERSION {
             return Err(HeaderFault::Version(version));
         }
-        let mut copy = bytes.to_vec();
         let path_len = usize::from(u16_at(bytes, 12));
-        if bytes.len() != PATH_AT + path_len || checksum(&mut copy) != u64_at(bytes, CHECKSUM_AT) {
+        if bytes.len() != PATH_AT + path_len {
             return Err(HeaderFault::Damaged);
         }
         let flags = u16_at(bytes, 10);
@@ -261,6 +264,16 @@ mod tests {
         let hex: String = sample().encode().iter().map(|b| format!("{b:02x}")).collect();
         let golden = include_str!("golden_header.txt").split_whitespace().collect::<String>();
         assert_eq!(hex, golden);
+    }
+
+    #[test]
+    fn newer_header_when_decoded_is_refused_and_one_that_only_claims_to_be_one_is_damaged() {
+        let mut newer = sample().encode();
+        newer[8] = 9;
+        assert_eq!(Header::decode(&newer), Err(HeaderFault::Damaged));
+        let sum = checksum(&mut newer.clone());
+        newer[CHECKSUM_AT..PATH_AT].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(Header::decode(&newer), Err(HeaderFault::Version(9)));
     }
 
     #[test]

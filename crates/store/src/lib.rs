@@ -28,6 +28,7 @@ mod private;
 pub mod recover;
 mod store_mark;
 pub mod tier;
+mod write_again;
 
 pub use attributes::{Attributes, FileKind, Fingerprint, Timestamp};
 pub use backing::{BackingFile, BackingStore, Commit, Dir, Expect, Temporary};
@@ -41,3 +42,4 @@ pub use ownership::{check_own, make_own};
 pub use presence::{Flush, Presence};
 pub use store_mark::StoreIdentity;
 pub use tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
+pub use write_again::write_again;

@@ -643,6 +643,13 @@ impl Presence {
         file.0.sync(true)
     }
 
+    /// Writes all of the map to its file once more: a sync of the file failed.
+    pub fn save_all(&mut self) -> Result<()> {
+        self.unsaved = 0..self.states.len();
+        self.header_unsaved = true;
+        self.save()
+    }
+
     /// The sync of the object failed.
     pub fn abort_sync(&mut self) {
         let syncing = std::mem::replace(&mut self.syncing, 0..0);

@@ -327,6 +327,9 @@ mod tests {
         std::fs::remove_file(path(6)).unwrap();
         let mut newer = header(8, true).encode();
         newer[8] = 2;
+        newer[144..152].fill(0);
+        let sum = xxhash_rust::xxh3::xxh3_64(&newer);
+        newer[144..152].copy_from_slice(&sum.to_le_bytes());
         rustix::fs::lsetxattr(path(8), "user.forebay", &newer, XattrFlags::empty()).unwrap();
         std::fs::write(path(1).with_file_name("note.txt"), "mine").unwrap();
         std::fs::write(dir.path().join("objects/README"), "mine").unwrap();

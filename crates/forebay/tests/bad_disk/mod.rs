@@ -29,6 +29,8 @@ const VALID: Duration = Duration::from_secs(3600);
 struct Sectors {
     bytes: File,
     bad: Mutex<Vec<Range<u64>>>,
+    /// Those that can't be written.
+    refused: Mutex<Vec<Range<u64>>>,
 }
 
 impl Sectors {
@@ -44,6 +46,11 @@ impl Sectors {
 
     /// A sector that is written as a whole is well again, as disks have spare ones.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), i32> {
+        let written = offset..offset + data.len() as u64;
+        let meets = |part: &Range<u64>| part.start < written.end && written.start < part.end;
+        if self.refused.lock().iter().any(meets) {
+            return Err(libc::EIO);
+        }
         self.bytes.write_all_at(data, offset).map_err(|_| libc::EREMOTEIO)?;
         let end = offset + data.len() as u64;
         self.bad.lock().retain(|bad| bad.start < offset || end < bad.end);
@@ -109,7 +116,11 @@ pub struct BadDisk {
 impl BadDisk {
     /// Mounts it on a directory. Nothing where there are no loop devices or tools.
     pub fn mounted_on(dir: &Path) -> Option<Self> {
-        let sectors = Sectors { bytes: tempfile::tempfile().unwrap(), bad: Mutex::default() };
+        let sectors = Sectors {
+            bytes: tempfile::tempfile().unwrap(),
+            bad: Mutex::default(),
+            refused: Mutex::default(),
+        };
         sectors.bytes.set_len(SIZE).unwrap();
         let sectors = Arc::new(sectors);
         let device = tempfile::tempdir().unwrap();
@@ -187,9 +198,50 @@ impl BadDisk {
         any
     }
 
-    /// The disk is well: all can be read that was not written over.
+    /// Where the bytes of a file lie that has no holes and was synced.
+    fn places(file: &File) -> Vec<Range<u64>> {
+        let len = file.metadata().unwrap().len();
+        let offsets = (0..len).step_by(SECTOR as usize);
+        let places = offsets.map(|offset| {
+            forebay_streams::place_of(file.as_fd(), offset).expect("it has no holes")
+        });
+        places.map(|place| place..place + SECTOR).collect()
+    }
+
+    /// From now on what a file has can't be written over.
+    pub fn refuse_writes(&self, path: &Path) {
+        self.sectors.refused.lock().extend(Self::places(&File::open(path).unwrap()));
+    }
+
+    /// The disk is away for a moment, and has nothing of a file when it is back; nobody may use it
+    /// meanwhile.
+    pub fn is_away_and_loses(&self, path: &Path) {
+        let file = File::open(path).unwrap();
+        file.sync_all().unwrap();
+        let places = Self::places(&file);
+        drop(file);
+        assert!(self.unmount(), "the disk is in use");
+        for place in places {
+            self.sectors.write(place.start, &[0; SECTOR as usize]).unwrap();
+        }
+        self.mount().expect("it is mounted again");
+    }
+
+    /// What the disk has of a file, whatever the kernel has.
+    pub fn has_of(&self, path: &Path) -> Vec<u8> {
+        let file = File::open(path).unwrap();
+        let mut bytes = Vec::new();
+        for place in Self::places(&file) {
+            bytes.extend(self.sectors.read(place.start, SECTOR).unwrap());
+        }
+        bytes.truncate(usize::try_from(file.metadata().unwrap().len()).unwrap());
+        bytes
+    }
+
+    /// The disk is well: all can be read that was not written over, and all can be written.
     pub fn heal(&self) {
         self.sectors.bad.lock().clear();
+        self.sectors.refused.lock().clear();
     }
 }
 

@@ -442,7 +442,10 @@ impl Check<'_> {
         }
         let (ino, kind) = codec::decode_entry(name, value)?;
         match self.record(ino)? {
-            None => self.stray(key, format!("entry {shown} of {dir} leads to no inode ({ino})")),
+            None => {
+                self.stray(key, format!("entry {shown} of {dir} leads to no inode ({ino})"))?;
+                self.doubt_listing(dir)
+            }
             Some(record) if !record.links.has(dir, name) => {
                 // What was read may be older than a repair of the inode, which took the entry away.
                 if self.repair && self.store.read_one(key.clone())?.as_deref() != Some(value) {
@@ -466,6 +469,18 @@ impl Check<'_> {
             }
             Some(_) => Ok(()),
         }
+    }
+
+    /// What an entry stood for may be in the backing store still, and be shown from there: the next use of
+    /// the directory lists it anew.
+    fn doubt_listing(&mut self, dir: Ino) -> Result<()> {
+        let is_there = |record: &Record| record.listed && record.backing.fingerprint.is_some();
+        if self.repair && self.record(dir)?.is_some_and(|record| is_there(&record)) {
+            let mut draft = Draft::new(self.store);
+            draft.edit(dir)?.listed = false;
+            draft.commit()?;
+        }
+        Ok(())
     }
 
     fn check_xattr(&mut self, ino: Ino, key: &Key) -> Result<()> {

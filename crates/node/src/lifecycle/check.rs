@@ -633,8 +633,10 @@ impl Check<'_> {
                 crate::residency::aside::give_up_lost(self.meta, record.ino)?;
                 self.checked
                     .problem(true, format!("{path}: what was written and is gone is given up"));
-            } else if let Some(kept) = self.unreadable_aside(&record)? {
+            } else if let Some(kept) = self.aside_with(&record, is_unreadable)? {
                 self.checked.problem(false, format!("{path}: its object was set aside as {kept}, and the device does not give its header; `forebay fsck --repair` puts it back when the device is well, and `forebay fsck --accept-loss` gives it up"));
+            } else if let Some(kept) = self.aside_with(&record, is_newer)? {
+                self.checked.problem(false, format!("{path}: its object was set aside as {kept}, and a newer version of Forebay wrote it; `forebay fsck --repair` of that version puts it back, and `forebay fsck --accept-loss` gives it up"));
             } else if let Some(why) = self.unusable_spills.get(&record.ino.0) {
                 self.checked.problem(false, format!("{path}: it is newer than the backing store, and its spill file can't be used ({why}); `forebay fsck --accept-loss` sets it aside and gives it up"));
             } else {
@@ -683,12 +685,16 @@ impl Check<'_> {
         })
     }
 
-    /// The object of a dirty file that was set aside, and whose header the device does not give.
-    fn unreadable_aside(&self, record: &Record) -> Result<Option<String>> {
+    /// The object of a dirty file that was set aside, and of whose header this can be said.
+    fn aside_with(
+        &self,
+        record: &Record,
+        fault: impl Fn(&StoreError) -> bool,
+    ) -> Result<Option<String>> {
         for tier in self.tiers {
             for aside in recover::set_aside(tier.path())? {
                 if aside.ino == Some(record.ino.0)
-                    && recover::header_of(&aside).as_ref().is_err_and(is_unreadable)
+                    && recover::header_of(&aside).as_ref().is_err_and(&fault)
                 {
                     return Ok(Some(aside.path.display().to_string()));
                 }
@@ -715,7 +721,8 @@ impl Check<'_> {
                     // It says that it is a copy.
                     (Ok(_), _) => continue,
                     // No other one can be put in its place either, until the device is well.
-                    (Err(error), _) if is_unreadable(error) => continue,
+                    // Nor in that of one whose format nobody knows here: its bytes may be another's.
+                    (Err(error), _) if is_unreadable(error) || is_newer(error) => continue,
                     (Err(_), map) => !map,
                 };
                 let sound = match whole {
@@ -740,6 +747,11 @@ impl Check<'_> {
 /// Whether a device did not give something. What it gave may make no sense all the same.
 pub(crate) fn is_unreadable(error: &StoreError) -> bool {
     error.errno() == libc::EIO && !matches!(error, StoreError::Damaged { .. })
+}
+
+/// Whether something is of a format that a newer version of Forebay has brought.
+pub(crate) fn is_newer(error: &StoreError) -> bool {
+    matches!(error, StoreError::Version { .. })
 }
 
 /// The header that an object of a file should have, by its record.

@@ -21,7 +21,7 @@ use crate::config::{NodeConfig, TierConfig};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::check::{
-    CheckRequest, Checked, header_of, is_unreadable, open_meta, path_of,
+    CheckRequest, Checked, header_of, is_newer, is_unreadable, open_meta, path_of,
 };
 use crate::lifecycle::recover::RECOVERED;
 use crate::node::Node;
@@ -269,6 +269,14 @@ impl Node {
                 let (path, kept) = (known.path.display(), aside.path.display());
                 let what = format!(
                     "{path}: its object is set aside as {kept}, and the device does not give its header"
+                );
+                checked.problem(true, what);
+                continue;
+            }
+            if header.as_ref().is_err_and(is_newer) {
+                let (path, kept) = (known.path.display(), aside.path.display());
+                let what = format!(
+                    "{path}: its object is set aside as {kept}: a newer version of Forebay wrote it"
                 );
                 checked.problem(true, what);
                 continue;

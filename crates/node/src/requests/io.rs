@@ -323,10 +323,12 @@ impl Node {
             self.safeguard(file)?;
             return self.residency.sync_file(file, data_only);
         }
+        self.residency.write_again(file)?;
         std::thread::scope(|scope| {
             let begun = scope.spawn(|| {
                 let location = file.location.read();
-                location.place.as_ref().map_or(Ok(()), |place| place.object.sync(true))
+                let place = location.place.as_ref();
+                place.map_or(Ok(()), |place| self.residency.sync_object(file, place, true))
             });
             self.safeguard(file)?;
             begun.join().unwrap_or(Ok(()))?;
@@ -343,6 +345,7 @@ impl Node {
         if durably {
             return self.residency.sync_file(file, false);
         }
+        self.residency.write_again(file)?;
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
         if place.object.len()? == 0 {
@@ -351,9 +354,9 @@ impl Node {
         if !self.meta.is_surely_kept(file.ino) {
             self.meta.sync()?;
         }
-        self.residency.note_sync(place)?;
+        self.residency.note_sync(file, place)?;
         if let Some(seen) = place.headers.unsynced() {
-            place.object.sync(false)?;
+            self.residency.sync_object(file, place, false)?;
             self.residency.settle_object(file.ino, place.tier)?;
             place.headers.synced(seen);
         }

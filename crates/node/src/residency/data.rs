@@ -223,6 +223,7 @@ impl Residency {
             }
             self.decide(Event::Removed { object: ino });
         }
+        self.failed_syncs.forget(ino);
     }
 
     /// An object that the kernel reads by itself takes up its room until it is closed; whether it
@@ -284,7 +285,8 @@ impl Residency {
         }
         let record = self.meta.get(file.ino)?;
         if Self::needs_sync_to_change(place) {
-            place.object.sync(true)?;
+            self.write_clean_again(file, place)?;
+            self.sync_object(file, place, true)?;
         }
         let mut header = place.object.header()?;
         header.dirty = true;

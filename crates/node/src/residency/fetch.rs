@@ -684,7 +684,8 @@ impl Residency {
             let record = self.meta.get(file.ino)?;
             place.object.set_times(None, Some(record.attr.mtime))?;
         }
-        place.object.sync(true)?;
+        self.write_parts_again(file, Some(place), None)?;
+        self.sync_object(file, place, true)?;
         fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;

@@ -64,6 +64,8 @@ pub struct File {
     /// Syncs of which somebody may have been told. Whoever is about to give the name of the file to another
     /// one holds it, so that nobody is told between the look whether the file was synced and the change.
     pub syncs: Mutex<u64>,
+    /// Held by each sync that is under way: see `failed_syncs.rs`.
+    pub syncing: RwLock<()>,
 }
 
 /// Counts what may leave a mapping that programs store into without the daemon: opens and closes of
@@ -129,6 +131,7 @@ impl File {
             spill: Mutex::default(),
             below: Mutex::default(),
             syncs: Mutex::default(),
+            syncing: RwLock::default(),
         }
     }
 

@@ -35,6 +35,7 @@ pub(crate) mod data_location;
 pub(crate) mod doubt;
 pub(crate) mod evict;
 pub(crate) mod failed;
+pub(crate) mod failed_syncs;
 pub(crate) mod fetch;
 pub(crate) mod files;
 pub(crate) mod inode_alias;
@@ -93,6 +94,7 @@ pub struct Residency {
     /// What was set aside, and what is lost.
     pub(crate) troubles: aside::Troubles,
     pub(crate) removals: removals::Removals,
+    pub(crate) failed_syncs: failed_syncs::FailedSyncs,
     pub(crate) accesses: access::Accesses,
     /// A spill file has been noted, now or by an earlier daemon.
     pub(crate) spills_noted: AtomicBool,
@@ -145,6 +147,7 @@ impl Residency {
             stopping: Arc::default(),
             given_up: Arc::default(),
             defects: given.defects,
+            failed_syncs: failed_syncs::FailedSyncs::load(&given.state_dir),
             state_dir: given.state_dir,
             started: Instant::now(),
             peers: given.peers,

@@ -145,12 +145,25 @@ impl Spill {
     ///
     /// # Errors
     /// What the backing store says.
-    pub fn sync(&self, data_only: bool) -> Result<()> {
+    pub fn sync(&self, data_only: bool) -> forebay_store::Result<()> {
         match &self.over {
-            Some(over) => over.has.write().sync(&**self.file())?,
-            None => self.file().sync(data_only)?,
+            Some(over) => over.has.write().sync(&**self.file()),
+            None => self.file().sync(data_only),
         }
-        Ok(())
+    }
+
+    /// Has the next sync write all that is here: one failed. The caller has the file for itself.
+    ///
+    /// # Errors
+    /// What the backing store says.
+    pub fn write_again(&self) -> Result<()> {
+        let mtime = self.file().stat()?.mtime;
+        forebay_store::write_again(&**self.file(), true)?;
+        self.file().set_times(None, Some(mtime))?;
+        match &self.over {
+            Some(over) => Ok(over.has.write().save_all()?),
+            None => Ok(()),
+        }
     }
 
     /// Whether it is laid over a version, of which something may show through.

@@ -362,6 +362,7 @@ impl Residency {
         end: u64,
     ) -> Result<()> {
         let Some(place) = &mut location.place else { return Ok(()) };
+        self.write_parts_again(file, Some(place), Some(spill))?;
         self.make_partial(file, place)?;
         cut_base(place, spill)?;
         self.move_out(file, place, spill, offset, end)
@@ -396,7 +397,8 @@ impl Residency {
             at = run.end;
         }
         spill.set_len(stat.size)?;
-        spill.sync(false)?;
+        self.write_parts_again(file, location.place.as_ref(), Some(spill))?;
+        self.sync_spill(file, spill, false)?;
         let notes = is_acknowledged(&place.object.header()?, stat.size) && spill.acknowledge();
         if notes {
             self.note_acknowledged(file.ino)?;
@@ -651,6 +653,7 @@ impl Residency {
     /// and what was noted about it.
     pub(super) fn drop_forgotten_spill(&self, ino: Ino) -> Result<()> {
         self.backing.remove_spill(ino.0)?;
+        self.failed_syncs.forget(ino);
         Ok(self.meta.remove_setting(&spill_setting(ino))?)
     }
 
@@ -672,7 +675,8 @@ impl Residency {
             presence.mark_dirty(0..size)?;
         }
         // What was synced is in the object alone, and counts by the map from here on.
-        presence.sync(&*place.object)?;
+        self.write_parts_again(file, Some(place), None)?;
+        self.heeding(file, || presence.sync(&*place.object))?;
         fail_at!("node.spill.mapped");
         let mut header = place.object.header()?;
         (header.whole, header.spilled) = (false, true);
@@ -712,12 +716,12 @@ impl Residency {
                 let durable = presence.is_durable(at..stop);
                 if durable {
                     // It must not be less so there, nor be looked for where it is not any more.
-                    spill.sync(false)?;
+                    self.sync_spill(file, spill, false)?;
                     self.meta.sync()?;
                 }
                 presence.leave_to_base(at..stop)?;
                 if durable {
-                    presence.sync_map()?;
+                    self.heeding(file, || presence.sync_map())?;
                 }
                 match place.object.punch(at, extent) {
                     Ok(()) => {}

@@ -114,23 +114,6 @@ pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
     (header.dirty || record.dirty) && len < record.attr.size
 }
 
-/// A header that knows the published version may come to its device before bytes that are in that
-/// version: after a power cut the object would count, without them. Before anybody is told that they
-/// are written back, they are on both. Of a part the map has to know them as well: what it was synced
-/// without is not looked for in the backing store behind the end that the file had there before.
-pub(crate) fn sync_flushed(file: &File) -> Result<()> {
-    let location = file.location.read();
-    let Some(place) = &location.place else { return Ok(()) };
-    let Some(presence) = &place.presence else { return Ok(place.object.sync(true)?) };
-    presence.write().begin_sync();
-    // Readers are not held up meanwhile.
-    if let Err(error) = place.object.sync(true) {
-        presence.write().abort_sync();
-        return Err(error.into());
-    }
-    Ok(presence.write().finish_sync()?)
-}
-
 /// Whether the backing store has the version that is known of a file under a name, durably. A worker
 /// that is about to move it claims the new name first, and reports when only that is left.
 fn surely_stands(record: &Record, at: &Link) -> bool {
@@ -171,8 +154,29 @@ enum SinceSync {
 }
 
 impl Residency {
+    /// A header that knows the published version may come to its device before bytes that are in that
+    /// version: after a power cut the object would count, without them. Before anybody is told that they
+    /// are written back, they are on both. Of a part the map has to know them as well: what it was synced
+    /// without is not looked for in the backing store behind the end that the file had there before.
+    pub(crate) fn sync_flushed(&self, file: &File) -> Result<()> {
+        self.write_again(file)?;
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(()) };
+        let Some(presence) = &place.presence else { return self.sync_object(file, place, true) };
+        self.heeding(file, || {
+            presence.write().begin_sync();
+            // Readers are not held up meanwhile.
+            if let Err(error) = place.object.sync(true) {
+                presence.write().abort_sync();
+                return Err(error);
+            }
+            presence.write().finish_sync()
+        })
+    }
+
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
     pub(crate) fn sync_file(&self, file: &File, data_only: bool) -> Result<()> {
+        self.write_again(file)?;
         let mut to_note = None;
         {
             let location = file.location.read();
@@ -180,13 +184,13 @@ impl Residency {
                 // First: a start that finds a header which says that the file was synced looks for what
                 // was synced in the map.
                 if let Some(presence) = &place.presence {
-                    presence.write().sync(&*place.object)?;
+                    self.sync_part(file, presence, &*place.object)?;
                 }
-                self.note_sync(place)?;
+                self.note_sync(file, place)?;
                 // A sync of the data alone may leave out a header that says whose they are.
                 let unsynced = place.headers.unsynced();
                 if place.presence.is_none() || unsynced.is_some() {
-                    place.object.sync(data_only && unsynced.is_none())?;
+                    self.sync_object(file, place, data_only && unsynced.is_none())?;
                 }
                 if let Some(seen) = unsynced {
                     self.settle_object(file.ino, place.tier)?;
@@ -201,7 +205,7 @@ impl Residency {
             match &location.base {
                 Underlay::Spill(spill) => {
                     to_note = spill.acknowledge().then(|| spill.clone());
-                    spill.sync(data_only)?;
+                    self.sync_spill(file, spill, data_only)?;
                     if to_note.is_some() {
                         self.note_acknowledged(file.ino)?;
                     }
@@ -272,19 +276,20 @@ impl Residency {
     }
 
     /// The sync that follows is one of which a program will be told.
-    pub(crate) fn note_sync(&self, place: &TierObject) -> Result<()> {
+    pub(crate) fn note_sync(&self, file: &File, place: &TierObject) -> Result<()> {
         if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
         let len = len_to_first_hole(place)?;
-        self.edit_header_if(place, |header| {
+        let note = |header: &mut Header| {
             let change = header.dirty && !header.synced;
             if change {
                 (header.synced, header.size) = (true, len);
             }
             place.headers.hear_synced(header.synced);
             change
-        })
+        };
+        self.keep_proof(file, place, || self.edit_header_if(place, note))
     }
 
     /// From here on the kernel may sync an object that is empty now without asking.
@@ -344,7 +349,9 @@ impl Residency {
             change
         })?;
         let unsynced = place.headers.unsynced();
-        place.object.sync(false)?;
+        // There are no bytes that a failure could have taken from it.
+        let synced = place.object.sync(false);
+        synced.inspect_err(|_| self.failed_syncs.remember(ino))?;
         if let Some(seen) = unsynced {
             self.settle_object(ino, place.tier)?;
             place.headers.synced(seen);

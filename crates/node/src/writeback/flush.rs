@@ -37,7 +37,7 @@ use crate::residency::overlay::Spill;
 use crate::residency::seams::Target;
 use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::is_announced;
-use crate::residency::synced::{may_get_an_older_version, sync_flushed};
+use crate::residency::synced::may_get_an_older_version;
 use crate::writeback::Writeback;
 use crate::writeback::reconcile::{described, is_own, is_refused_owner, was_changed};
 
@@ -96,6 +96,14 @@ struct Began {
     kept_open: bool,
 }
 
+/// A file of the backing store that gets what the tier has, and what changes its length and makes it
+/// durable.
+struct InPlace<'a> {
+    file: &'a dyn BackingFile,
+    set_len: &'a dyn Fn(u64) -> Result<()>,
+    sync: &'a dyn Fn() -> Result<()>,
+}
+
 /// Of what a temporary is a copy.
 struct CopyOf<'a> {
     place: Option<&'a TierObject>,
@@ -124,6 +132,7 @@ impl Writeback {
         let file = self.residency.files.get(record.ino);
         let _one = file.writeback.flushing.lock();
         self.residency.load(&Context::DAEMON, &file)?;
+        self.residency.write_again(&file)?;
         let number = file.writeback.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
@@ -231,7 +240,7 @@ impl Writeback {
         seen: u64,
         mapped: bool,
     ) -> Result<bool> {
-        sync_flushed(file)?;
+        self.residency.sync_flushed(file)?;
         let location = file.location.write();
         // What was opened of the backing store may be the version that was replaced.
         if let Underlay::Backing(opened) = &location.base {
@@ -416,7 +425,7 @@ impl Writeback {
             {
                 // What was made durable since the copy began, or is by the kernel from now on, is newer
                 // than this version: the header has to know it before the version is there.
-                place.object.sync(false)?;
+                self.residency.sync_object(file, place, false)?;
             }
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
@@ -444,7 +453,7 @@ impl Writeback {
             return self.flushed_before(file, record, spill);
         };
         self.copy_attributes(record, mtime, &**fresh.file())?;
-        fresh.file().sync(false)?;
+        self.residency.heeding(file, || fresh.file().sync(false))?;
         // From here on nobody may write to what is going to be a published file.
         let mut location = file.location.write();
         let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
@@ -498,8 +507,14 @@ impl Writeback {
     /// Gives a spill file all bytes of its file; their modification time.
     fn fill_spill(&self, file: &FileRef, spill: &Arc<Spill>) -> Result<forebay_meta::Timestamp> {
         self.residency.complete_spill(file, spill, PIECE)?;
-        let set_len = |len| spill.set_len(len);
-        let from_tier = self.flush_extents(file, &**spill.file(), &set_len)?;
+        let from_tier = self.flush_extents(
+            file,
+            &InPlace {
+                file: &**spill.file(),
+                set_len: &|len| spill.set_len(len),
+                sync: &|| self.residency.heeding(file, || spill.file().sync(true)),
+            },
+        )?;
         Ok(from_tier.unwrap_or_else(|| spill.size_and_mtime().1))
     }
 
@@ -551,7 +566,7 @@ impl Writeback {
     ) -> Result<Flushed> {
         let mtime = self.fill_spill(file, spill)?;
         // What showed through is about to change.
-        spill.sync(false)?;
+        self.residency.sync_spill(file, spill, false)?;
         let mut location = file.location.write();
         let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
         if !same || !spill.is_complete() {
@@ -625,7 +640,8 @@ impl Writeback {
             self.rights.may_change_store()?;
             Ok(backing.set_len(len)?)
         };
-        let mtime = match self.flush_extents(file, &*backing, &set_len)? {
+        let to = InPlace { file: &*backing, set_len: &set_len, sync: &|| Ok(backing.sync(true)?) };
+        let mtime = match self.flush_extents(file, &to)? {
             Some(mtime) => mtime,
             None => {
                 if record.attr.size == 0 {
@@ -644,23 +660,18 @@ impl Writeback {
 
     /// Takes off what a truncation took from the file, before anything is put there anew. From then
     /// on the base has all of the file's length, with zeros where it was cut.
-    fn cut_before_flush(
-        &self,
-        file: &FileRef,
-        to: &dyn BackingFile,
-        set_len: &dyn Fn(u64) -> Result<()>,
-    ) -> Result<()> {
+    fn cut_before_flush(&self, file: &FileRef, to: &InPlace<'_>) -> Result<()> {
         let location = file.location.read();
         let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
         let Some(presence) = presence else { return Ok(()) };
         let mut presence = presence.write();
         let (limit, size) = (presence.base_limit(), presence.size());
         if limit < size {
-            if to.len()? > limit {
-                set_len(limit)?;
+            if to.file.len()? > limit {
+                (to.set_len)(limit)?;
             }
-            set_len(size)?;
-            to.sync(true)?;
+            (to.set_len)(size)?;
+            (to.sync)()?;
             presence.rebase()?;
         }
         Ok(())
@@ -671,24 +682,23 @@ impl Writeback {
     fn flush_extents(
         &self,
         file: &FileRef,
-        to: &dyn BackingFile,
-        set_len: &dyn Fn(u64) -> Result<()>,
+        to: &InPlace<'_>,
     ) -> Result<Option<forebay_meta::Timestamp>> {
         let limits = self.limits_in_place();
-        self.cut_before_flush(file, to, set_len)?;
-        let mut length = to.len()?;
+        self.cut_before_flush(file, to)?;
+        let mut length = to.file.len()?;
         loop {
             let location = file.location.read();
             let Some(place) = &location.place else { return Ok(None) };
             let stat = file.stat_with_time(&*place.object)?;
             let Some(presence) = &place.presence else {
-                self.copy_in_place(&*place.object, to, 0..stat.size, &limits)?;
+                self.copy_in_place(&*place.object, to.file, 0..stat.size, &limits)?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);
-                set_len(stat.size)?;
+                (to.set_len)(stat.size)?;
                 return Ok(Some(stat.mtime));
             };
             let Some(flush) = presence.write().take_flush(PIECE) else {
-                set_len(stat.size)?;
+                (to.set_len)(stat.size)?;
                 return Ok(Some(stat.mtime));
             };
             if let Err(error) = self.rights.may_change_store() {
@@ -698,7 +708,7 @@ impl Writeback {
             // A restart takes what lies beyond the length of a spill file for nothing.
             let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
             if end > length {
-                set_len(stat.size)?;
+                (to.set_len)(stat.size)?;
                 length = stat.size;
             }
             let copied = flush.runs().iter().try_for_each(|run| {
@@ -707,10 +717,10 @@ impl Writeback {
                     return Ok(());
                 }
                 self.metrics.bytes.of(Source::Flush).add(run.end - run.start);
-                self.copy_in_place(&*place.object, to, run, &limits)
+                self.copy_in_place(&*place.object, to.file, run, &limits)
             });
             // Extents count as clean only once they are durable where they went.
-            match copied.and_then(|()| Ok(to.sync(true)?)) {
+            match copied.and_then(|()| (to.sync)()) {
                 Ok(()) => presence.write().finish_flush(flush)?,
                 Err(error) => {
                     presence.write().abort_flush(flush);

@@ -24,6 +24,9 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const CONTEXT: Context = Context::DAEMON;
 
+/// Makes another tier of one.
+pub type InFront = dyn Fn(Arc<dyn Tier>) -> Arc<dyn Tier> + Send + Sync;
+
 /// A node with its directories, which outlive it and go with the rig.
 pub struct Rig {
     pub dir: PathBuf,
@@ -33,6 +36,8 @@ pub struct Rig {
     pub bare: bool,
     /// Is asked about the operations of tiers, if there is one.
     pub by_tier: Option<Arc<dyn Interceptor>>,
+    /// Makes another of each tier, if there is one.
+    pub in_front: Option<Box<InFront>>,
     pub node: Option<Arc<Node>>,
 }
 
@@ -79,7 +84,7 @@ impl Rig {
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
-        Rig { dir, config, by, bare: false, by_tier: None, node: None }
+        Rig { dir, config, by, bare: false, by_tier: None, in_front: None, node: None }
     }
 
     pub fn small(tier: u64) -> Self {
@@ -96,6 +101,8 @@ impl Rig {
             false => Arc::new(InterceptedBacking::new(inner, self.by.clone())),
         };
         let in_front = |tier: Arc<dyn Tier>| -> Arc<dyn Tier> {
+            let tier =
+                self.in_front.as_ref().map_or_else(|| tier.clone(), |make| make(tier.clone()));
             match &self.by_tier {
                 Some(by) => Arc::new(InterceptedTier::new(tier, by.clone())),
                 None => tier,

@@ -109,13 +109,14 @@ impl Writeback {
         }
         let file = self.residency.files.get(ino);
         self.residency.load(&Context::DAEMON, &file)?;
+        self.residency.write_again(&file)?;
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
         self.residency.edit_header(place, |header| {
             header.pending = Some(version);
             Ok(())
         })?;
-        Ok(place.object.sync(false)?)
+        self.residency.sync_object(&file, place, false)
     }
 
     /// The copy of a clean file is stale.
