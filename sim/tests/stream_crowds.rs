@@ -34,6 +34,39 @@ fn crowd_that_comes_at_once_with_a_statistical_guarantee_then_as_many_as_start_s
 }
 
 #[test]
+fn crowd_on_a_slow_disk_in_any_memory_then_it_starts_within_three_seconds() {
+    // Megabytes, milliseconds between 60 requests, and the fewest who are taken.
+    for (memory, apart, fewest) in [
+        (4, 0, 31),
+        (16, 0, 36),
+        (16, 125, 44),
+        (64, 0, 36),
+        (64, 10, 34),
+        (64, 25, 35),
+        (64, 125, 40),
+    ] {
+        for seed in 1..4 {
+            let config = elastic(memory * MB, Assurance::Statistical(4.0));
+            let mut driver = driver(config, DeviceKind::Table1, seed);
+            let rate = Rate::constant(250_000).expect("a rate");
+            let files = titles(60, 50 * MB, DeviceKind::Table1);
+            for at in 0..60 {
+                let layout = &files[at as usize * 37 % 60];
+                driver.join_at(Tick(at * apart * 1_000_000), at, at, &rate, layout);
+            }
+            driver.run_until(seconds(60));
+            let outcome = &driver.outcome;
+            let longest = outcome.startups.iter().map(|start| start.2).max().expect("some start");
+            println!("{memory} MB, {apart} ms: {} taken, {longest} ns", outcome.admitted);
+            assert!(outcome.glitches.is_empty(), "{memory}, {apart}: {:?}", outcome.glitches);
+            assert!(outcome.admitted >= fewest, "{memory}, {apart}: {} taken", outcome.admitted);
+            assert!(longest <= 3 * Tick::SECOND, "{memory}, {apart}: {longest} ns");
+            assert_eq!(driver.waiting(), 0, "{memory}, {apart}");
+        }
+    }
+}
+
+#[test]
 fn crowd_with_a_statistical_guarantee_then_who_would_wait_long_is_refused_and_the_others_start() {
     let started = |startup| {
         let mut config = elastic(64 * MB, Assurance::Statistical(4.0));

@@ -99,8 +99,24 @@ pub const ONLINE_POLICIES: &[&str] = &[
     "gdsf",
     "wtinylfu",
     "arc",
+    "gittins",
     "heuristic",
     "min",
     "min-whole",
 ];
 pub use writeback::Writeback;
+
+#[cfg(test)]
+mod tests {
+    use super::ONLINE_POLICIES;
+
+    #[test]
+    fn choices_of_auto_then_a_mount_can_use_each_alone() {
+        for choice in forebay_core::policy::CHOICES {
+            assert!(ONLINE_POLICIES.contains(&choice), "{choice}");
+        }
+        for policy in ONLINE_POLICIES {
+            assert!(forebay_core::policy::NAMES.contains(policy), "{policy}");
+        }
+    }
+}

@@ -128,9 +128,8 @@ pub fn count(trace: &Trace, options: &Options) -> Result<Counts, UnknownPolicy> 
 /// [`UnknownPolicy`].
 pub fn record(trace: &Trace, options: &Options) -> Result<(Counts, Record), UnknownPolicy> {
     let mut record = Record::default();
-    let ids = &trace.numbers().ids;
     let mut oracle = Oracle::wanted(trace, options)?;
-    let counts = run(trace, options, &mut oracle, |t, hit, cache| {
+    let counts = run(trace, options, &mut oracle, |t, hit, cache, ids| {
         record.hit_vector.push(if hit { '1' } else { '0' });
         let gone = cache.departed().iter().filter(|victim| !victim.dead && victim.keep == 0);
         record.evictions.extend(gone.map(|victim| (t, ids[victim.object as usize])));
@@ -147,17 +146,18 @@ pub fn count_told(
     options: &Options,
     oracle: &mut Oracle,
 ) -> Result<Counts, UnknownPolicy> {
-    run(trace, options, oracle, |_, _, _| {})
+    run(trace, options, oracle, |_, _, _, _| {})
 }
 
 fn run(
     trace: &Trace,
     options: &Options,
     oracle: &mut Oracle,
-    mut each: impl FnMut(u64, bool, &Cache),
+    mut each: impl FnMut(u64, bool, &Cache, &[u64]),
 ) -> Result<Counts, UnknownPolicy> {
-    let numbers = trace.numbers();
-    let mut cache = Cache::new(&options.policy, &options.config)?.numbered(numbers.ids.len());
+    let policy = by_name(&options.policy, &options.config)?;
+    let numbers = if policy.heeds_numbers() { trace.numbers() } else { trace.arrivals() };
+    let mut cache = Cache::with(policy, options.config.capacity).numbered(numbers.ids.len());
     let mut soon = Vec::with_capacity(Cache::TOGETHER);
     for (t, (request, number)) in trace.requests.iter().zip(&numbers.of).enumerate() {
         if t % Cache::TOGETHER == 0 {
@@ -167,7 +167,7 @@ fn run(
         }
         oracle.tell(&mut cache, t as u64);
         let outcome = cache.request(u64::from(*number), request.size);
-        each(t as u64, outcome.is_hit(), &cache);
+        each(t as u64, outcome.is_hit(), &cache, &numbers.ids);
     }
     Ok(cache.counts())
 }

@@ -86,6 +86,10 @@ impl Order for Arc {
         self.queues.number(objects);
     }
 
+    fn heeds_numbers(&self) -> bool {
+        false
+    }
+
     fn touch(&mut self, access: &Access) {
         self.asks_again = false;
         let Some(slot) = self.queues.find(access.object) else { return };

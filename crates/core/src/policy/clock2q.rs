@@ -27,7 +27,7 @@ struct Mark {
 /// Clock2Q+.
 #[derive(Debug)]
 pub struct Clock2QPlus {
-    queues: Queues<2, 3, Mark>,
+    queues: Queues<2, 3, Mark, ()>,
     small_capacity: u64,
     main_capacity: u64,
     ghost_capacity: u64,
@@ -113,6 +113,10 @@ impl Order for Clock2QPlus {
 
     fn number(&mut self, objects: usize) {
         self.queues.number(objects);
+    }
+
+    fn heeds_numbers(&self) -> bool {
+        false
     }
 
     fn touch(&mut self, access: &Access) {

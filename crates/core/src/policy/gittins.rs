@@ -64,38 +64,51 @@ fn youngest(bucket: usize) -> f64 {
     ((1u64 << FINE | within as u64) << (octave - 1)) as f64
 }
 
-/// What is known of an object.
+/// What is known of an object, in twelve bytes.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     /// The request that used it last.
     last: u32,
-    /// Requests between uses, the last ones foremost.
-    apart: u32,
     /// Where it is among the residents.
     place: u32,
-    /// Uses, as far as they are counted.
-    uses: u8,
+    /// Requests between uses, the last ones foremost, below uses, as far as they are counted.
+    apart_and_uses: u32,
 }
 
 impl Seen {
+    const APART: u32 = 29;
+    /// All that is counted of uses, and of requests between them.
+    const MOST_USES: u32 = u32::MAX >> Self::APART;
+    const FURTHEST: u32 = (1 << Self::APART) - 1;
+
     fn first(now: u32) -> Self {
-        Self { last: now, apart: 0, place: 0, uses: 1 }
+        Self { last: now, place: 0, apart_and_uses: 1 << Self::APART }
+    }
+
+    fn uses(self) -> u32 {
+        self.apart_and_uses >> Self::APART
+    }
+
+    fn apart(self) -> u32 {
+        self.apart_and_uses & Self::FURTHEST
     }
 
     fn again(self, now: u32) -> Self {
         let age = now.wrapping_sub(self.last);
-        let apart = if self.uses == 1 { age } else { self.apart / 2 + age / 2 };
-        Self { last: now, apart, uses: self.uses.saturating_add(1), ..self }
+        let apart = if self.uses() == 1 { age } else { self.apart() / 2 + age / 2 };
+        let uses = (self.uses() + 1).min(Self::MOST_USES);
+        let apart_and_uses = uses << Self::APART | apart.min(Self::FURTHEST);
+        Self { last: now, apart_and_uses, ..self }
     }
 
     fn class(self) -> usize {
-        let often = match self.uses {
+        let often = match self.uses() {
             0 | 1 => return 0,
             2 => 1,
             3..=6 => 2,
             _ => 3,
         };
-        often * OCTAVES + self.apart.max(1).ilog2() as usize
+        often * OCTAVES + self.apart().max(1).ilog2() as usize
     }
 }
 
@@ -194,7 +207,7 @@ fn indices(entered: f32, reused: &[f32], worth: &mut [f32]) {
 /// The least worth leaves, or for the time being the least recently used.
 #[derive(Debug)]
 pub struct Gittins {
-    queues: Queues<1, 2, Seen>,
+    queues: Queues<1, 2, Seen, ()>,
     /// The slots of the residents, in no order.
     residents: Vec<u32>,
     now: u32,
@@ -226,6 +239,10 @@ impl Gittins {
 
     fn enlist(&mut self, slot: u32) {
         self.queues.tag(slot).place = self.residents.len() as u32;
+        if self.residents.len() == self.residents.capacity() {
+            // As the slots grow.
+            self.residents.reserve_exact(self.residents.len() / 4 + 16);
+        }
         self.residents.push(slot);
     }
 

@@ -27,8 +27,16 @@ impl Order for Lru {
         self.queues.warm(objects);
     }
 
+    fn warm_leaving(&self, most: usize, out: &mut Vec<u64>) {
+        self.queues.warm_oldest(ALL, most, out);
+    }
+
     fn number(&mut self, objects: usize) {
         self.queues.number(objects);
+    }
+
+    fn heeds_numbers(&self) -> bool {
+        false
     }
 
     fn touch(&mut self, access: &Access) {

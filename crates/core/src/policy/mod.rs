@@ -297,6 +297,11 @@ pub trait Policy: Send + std::fmt::Debug {
     /// in arrays. Said before anything else, if at all; changes no decision.
     fn number(&mut self, _objects: usize) {}
 
+    /// Whether the numbers of objects matter to what it decides, as where it breaks ties by them.
+    fn heeds_numbers(&self) -> bool {
+        true
+    }
+
     /// Whether it looks ahead: what does not is served as well without hints.
     fn looks_ahead(&self) -> bool {
         false
@@ -317,6 +322,9 @@ pub trait Policy: Send + std::fmt::Debug {
     /// Looks for objects that will be accessed soon, so that they are in the processor's cache then: a
     /// driver that knows a few accesses in advance is faster with it. Changes nothing.
     fn warm(&self, _objects: &[u64]) {}
+
+    /// Appends up to `most` objects that will probably leave next, and looks for them likewise.
+    fn warm_leaving(&self, _most: usize, _out: &mut Vec<u64>) {}
 
     /// How often it changed whom it follows, for one that chooses among others.
     fn switches(&self) -> u64 {

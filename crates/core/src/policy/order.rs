@@ -14,8 +14,16 @@ pub trait Order: Send + std::fmt::Debug {
     /// These objects will be looked for soon: see [`Policy::warm`].
     fn warm(&self, _objects: &[u64]) {}
 
+    /// These will probably leave next: see [`Policy::warm_leaving`].
+    fn warm_leaving(&self, _most: usize, _out: &mut Vec<u64>) {}
+
     /// Objects have small numbers: see [`Policy::number`].
     fn number(&mut self, _objects: usize) {}
+
+    /// Whether numbers matter: see [`Policy::heeds_numbers`].
+    fn heeds_numbers(&self) -> bool {
+        true
+    }
 
     /// Whether it looks ahead: see [`Policy::looks_ahead`].
     fn looks_ahead(&self) -> bool {
@@ -110,6 +118,10 @@ impl<O: Order> Policy for Ordered<O> {
         self.order.number(objects);
     }
 
+    fn heeds_numbers(&self) -> bool {
+        self.order.heeds_numbers()
+    }
+
     fn looks_ahead(&self) -> bool {
         self.order.looks_ahead()
     }
@@ -138,6 +150,10 @@ impl<O: Order> Policy for Ordered<O> {
 
     fn warm(&self, objects: &[u64]) {
         self.order.warm(objects);
+    }
+
+    fn warm_leaving(&self, most: usize, out: &mut Vec<u64>) {
+        self.order.warm_leaving(most, out);
     }
 
     fn snapshot(&self) -> Snapshot {

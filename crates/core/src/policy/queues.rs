@@ -2,7 +2,7 @@
 //! from one list to another without a look-up. The first lists are of resident objects, the rest of
 //! ghosts, which left and are remembered.
 
-use super::slab::{NIL, Slab};
+use super::slab::{HalfLine, NIL, Slab};
 use super::{Snapshot, Victim};
 
 /// An object of one of the lists.
@@ -26,10 +26,11 @@ struct List {
     bytes: u64,
 }
 
-/// `N` lists, the first `RESIDENT` of them of resident objects; each object is in one of them.
+/// `N` lists, the first `RESIDENT` of them of resident objects; each object is in one of them. `A` is how
+/// its slot is aligned: where tags are of six bytes at most it is half a line of the cache.
 #[derive(Debug)]
-pub(crate) struct Queues<const RESIDENT: u8, const N: usize, T> {
-    slab: Slab<Node<T>>,
+pub(crate) struct Queues<const RESIDENT: u8, const N: usize, T, A = HalfLine> {
+    slab: Slab<Node<T>, A>,
     lists: [List; N],
 }
 
@@ -37,14 +38,14 @@ fn some(slot: u32) -> Option<u32> {
     (slot != NIL).then_some(slot)
 }
 
-impl<const RESIDENT: u8, const N: usize, T> Default for Queues<RESIDENT, N, T> {
+impl<const RESIDENT: u8, const N: usize, T, A> Default for Queues<RESIDENT, N, T, A> {
     fn default() -> Self {
         let empty = List { newest: NIL, oldest: NIL, len: 0, bytes: 0 };
         Self { slab: Slab::default(), lists: [empty; N] }
     }
 }
 
-impl<const RESIDENT: u8, const N: usize, T: Copy> Queues<RESIDENT, N, T> {
+impl<const RESIDENT: u8, const N: usize, T: Copy, A: Copy> Queues<RESIDENT, N, T, A> {
     /// To be called of empty ones: see [`Slab::number`].
     pub fn number(&mut self, objects: usize) {
         self.slab.number(objects);
@@ -59,11 +60,29 @@ impl<const RESIDENT: u8, const N: usize, T: Copy> Queues<RESIDENT, N, T> {
     pub fn warm(&self, objects: &[u64]) {
         self.slab.warm(objects);
         // A move also writes to both neighbours.
-        for slot in objects.iter().filter_map(|object| self.find(*object)) {
-            for other in [self.slab[slot].prev, self.slab[slot].next] {
-                std::hint::black_box(self.slab.get(other).map(|node| node.bytes));
+        let mut met = 0;
+        for &object in objects {
+            let Some(node) = self.slab.near(self.slab.likely(object)) else { return };
+            for other in [node.prev, node.next] {
+                met ^= self.slab.near(other).map_or(0, |node| node.bytes);
             }
         }
+        std::hint::black_box(met);
+    }
+
+    /// Looks for the oldest of a list, which will probably leave soon, and appends them.
+    pub fn warm_oldest(&self, queue: u8, most: usize, out: &mut Vec<u64>) {
+        let (mut slot, mut met) = (self.lists[usize::from(queue)].oldest, 0);
+        for _ in 0..most {
+            if slot == NIL {
+                break;
+            }
+            let object = self.slab.object(slot);
+            met ^= self.slab.likely(object);
+            out.push(object);
+            slot = self.slab[slot].prev;
+        }
+        std::hint::black_box(met);
     }
 
     /// Whether a slot is one of a resident object.

@@ -56,6 +56,14 @@ impl Residency {
         }
     }
 
+    /// The bytes of an object with a small number, if it is resident; of another one any number.
+    fn likely(&self, object: u64) -> u64 {
+        match self.numbered.get(object as usize) {
+            Some(&bytes) => bytes,
+            None => self.others.near(self.others.likely(object)).copied().unwrap_or(0),
+        }
+    }
+
     fn set(&mut self, object: u64, bytes: Option<u64>) {
         if let Some(held) = self.numbered.get_mut(object as usize) {
             *held = bytes.unwrap_or(NONE);
@@ -78,6 +86,8 @@ pub struct Cache {
     used: u64,
     resident: Residency,
     victims: Vec<Victim>,
+    /// Who will probably leave next.
+    leaving: Vec<u64>,
     counts: Counts,
 }
 
@@ -99,6 +109,7 @@ impl Cache {
             used: 0,
             resident: Residency::default(),
             victims: Vec::new(),
+            leaving: Vec::new(),
             counts: Counts::default(),
         }
     }
@@ -145,11 +156,15 @@ impl Cache {
     pub const TOGETHER: usize = super::TOGETHER;
 
     /// These objects will be requested soon: see [`Policy::warm`].
-    pub fn warm(&self, objects: &[u64]) {
-        for object in objects {
-            std::hint::black_box(self.resident.get(*object));
-        }
+    pub fn warm(&mut self, objects: &[u64]) {
         self.policy.warm(objects);
+        self.leaving.clear();
+        self.policy.warm_leaving(objects.len() / 2, &mut self.leaving);
+        let mut met = 0;
+        for object in objects.iter().chain(&self.leaving) {
+            met ^= self.resident.likely(*object);
+        }
+        std::hint::black_box(met);
     }
 
     /// Serves a read of a whole object.

@@ -134,6 +134,10 @@ impl Order for S3Fifo {
         self.queues.number(objects);
     }
 
+    fn heeds_numbers(&self) -> bool {
+        false
+    }
+
     fn touch(&mut self, access: &Access) {
         let Some(slot) = self.queues.find(access.object) else { return };
         if self.queues.is_resident(slot) {

@@ -28,6 +28,10 @@ impl Order for Sieve {
         self.queues.number(objects);
     }
 
+    fn heeds_numbers(&self) -> bool {
+        false
+    }
+
     fn touch(&mut self, access: &Access) {
         if let Some(slot) = self.queues.find(access.object) {
             *self.queues.tag(slot) = true;

@@ -104,33 +104,39 @@ impl Table {
     }
 }
 
+/// The alignment of a slot of 32 bytes that is never in two lines of the processor's cache.
 #[derive(Debug, Clone, Copy)]
-struct Entry<T> {
+#[repr(align(32))]
+pub(crate) struct HalfLine;
+
+#[derive(Debug, Clone, Copy)]
+struct Entry<T, A> {
     /// The object, or the next free slot.
     object: u64,
     value: T,
+    _aligned: [A; 0],
 }
 
-/// Objects with a value each.
+/// Objects with a value each, in slots that are aligned as `A` is.
 #[derive(Debug, Clone)]
-pub(crate) struct Slab<T> {
+pub(crate) struct Slab<T, A = ()> {
     table: Table,
     /// The slots of objects with small numbers, [`NIL`] for those that have none.
     numbered: Vec<u32>,
     /// How many of them have one.
     of_numbered: u64,
-    entries: Vec<Entry<T>>,
+    entries: Vec<Entry<T, A>>,
     free: u32,
 }
 
-impl<T> Default for Slab<T> {
+impl<T, A> Default for Slab<T, A> {
     fn default() -> Self {
         let (table, numbered, entries) = (Table::new(), Vec::new(), Vec::new());
         Self { table, numbered, of_numbered: 0, entries, free: NIL }
     }
 }
 
-impl<T: Copy> Slab<T> {
+impl<T: Copy, A: Copy> Slab<T, A> {
     pub fn len(&self) -> u64 {
         self.table.len as u64 + self.of_numbered
     }
@@ -154,21 +160,34 @@ impl<T: Copy> Slab<T> {
     /// Looks for objects without a use for the answers yet. With a million objects nearly every
     /// look-up waits for memory, which is many times slower than the look-up itself but answers many
     /// requests at once: those of a few objects ([`TOGETHER`]) that will be looked for in earnest one
-    /// by one take hardly longer than those of one.
+    /// by one take hardly longer than those of one. Nothing here branches on what comes from memory, as
+    /// the processor takes back what it has asked for beyond a branch that it had guessed wrong.
     pub fn warm(&self, objects: &[u64]) {
+        let mut slots = 0;
         for &object in objects {
-            match self.numbered.get(object as usize) {
-                Some(slot) => _ = std::hint::black_box(*slot),
-                None => {
-                    let home = self.table.home(Table::tag(object));
-                    std::hint::black_box(self.table.cells[home]);
-                }
-            }
+            slots ^= self.likely(object);
         }
+        std::hint::black_box(slots);
+        let Some(last) = self.entries.len().checked_sub(1) else { return };
+        let mut found = 0;
         for &object in objects {
-            let slot = self.find(object);
-            std::hint::black_box(slot.map(|slot| self.entries[slot as usize].object));
+            found ^= self.entries[(self.likely(object) as usize).min(last)].object;
         }
+        std::hint::black_box(found);
+    }
+
+    /// The slot of an object if it has one and nothing is in the way of it; any number otherwise.
+    pub fn likely(&self, object: u64) -> u32 {
+        match self.numbered.get(object as usize) {
+            Some(&slot) => slot,
+            None => self.table.cells[self.table.home(Table::tag(object))] as u32,
+        }
+    }
+
+    /// The value of a slot, or of another one if there is none of that number.
+    pub fn near(&self, slot: u32) -> Option<&T> {
+        let last = self.entries.len().checked_sub(1)?;
+        Some(&self.entries[(slot as usize).min(last)].value)
     }
 
     /// The value of a slot, if there is one of that number; free slots keep their last one.
@@ -183,7 +202,7 @@ impl<T: Copy> Slab<T> {
     /// A slot for an object that has none.
     pub fn insert(&mut self, object: u64, value: T) -> u32 {
         debug_assert!(self.find(object).is_none(), "{object} has a slot");
-        let entry = Entry { object, value };
+        let entry = Entry { object, value, _aligned: [] };
         let slot = if self.free == NIL {
             let slot = u32::try_from(self.entries.len()).expect("fewer than 2^32 objects");
             if self.entries.len() == self.entries.capacity() {
@@ -224,14 +243,14 @@ impl<T: Copy> Slab<T> {
     }
 }
 
-impl<T> Index<u32> for Slab<T> {
+impl<T, A> Index<u32> for Slab<T, A> {
     type Output = T;
     fn index(&self, slot: u32) -> &T {
         &self.entries[slot as usize].value
     }
 }
 
-impl<T> IndexMut<u32> for Slab<T> {
+impl<T, A> IndexMut<u32> for Slab<T, A> {
     fn index_mut(&mut self, slot: u32) -> &mut T {
         &mut self.entries[slot as usize].value
     }

@@ -40,8 +40,9 @@
 //! `sum of c (P + H)`, and two chunks for each. Statistical: visits exclude each other, and when the
 //! last stream has been filled, stream `i` has consumed for as long as the visits of the later ones
 //! took, in whatever order: less `sum over pairs of c_i (mean visit of j)`, which is about half of what
-//! all consume in a sweep; a chunk for each, of which half is taken at both ends on average; and a
-//! twentieth more, for what differs from the mean. A visit that finds no
+//! all consume in a sweep; a chunk for each, of which half is taken at both ends on average; half of the
+//! largest buffer more, for one client that stops when it is full; and a twentieth more, for what
+//! differs from the mean. A visit that finds no
 //! memory waits for it as long as nobody suffers, which puts the streams apart in time. Clients that take
 //! what is there at once hold less: the share that all of them really hold is measured and counted with
 //! ([`Admission::count_held`]).
@@ -669,7 +670,8 @@ impl Admission {
         let consumed = if serial { pairs / cycle } else { 0.0 };
         let proven = length.saturating_add(nanos(headroom)) / 2 <= self.seen;
         let held = (full - consumed) * if proven { self.held } else { 1.0 };
-        ((held + largest) / POOLED).ceil() as u64 + chunks
+        // One client that stops keeps what others have consumed half of on average.
+        ((held + largest / 2.0) / POOLED).ceil() as u64 + chunks
     }
 
     /// The plan with one stream more, which is then the last of `demands`, or why not and what would

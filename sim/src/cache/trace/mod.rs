@@ -27,7 +27,8 @@ pub struct Request {
 pub struct Trace {
     /// The requests.
     pub requests: Vec<Request>,
-    numbers: OnceLock<Numbers>,
+    by_id: OnceLock<Numbers>,
+    by_arrival: OnceLock<Numbers>,
 }
 
 impl PartialEq for Trace {
@@ -76,18 +77,23 @@ impl Trace {
     /// A trace of these requests.
     #[must_use]
     pub fn new(requests: Vec<Request>) -> Self {
-        Self { requests, numbers: OnceLock::new() }
+        Self { requests, by_id: OnceLock::new(), by_arrival: OnceLock::new() }
     }
 
-    /// Its files numbered; counted once, at the first call.
+    /// Its files numbered in the order of their ids; counted once, at the first call.
     pub fn numbers(&self) -> &Numbers {
-        self.numbers.get_or_init(|| Numbers::new(&self.requests))
+        self.by_id.get_or_init(|| Numbers::by_id(&self.requests))
+    }
+
+    /// The same in the order in which they come first, which is faster to replay.
+    pub fn arrivals(&self) -> &Numbers {
+        self.by_arrival.get_or_init(|| Numbers::by_arrival(&self.requests))
     }
 
     /// The position of the next request for the same file, for each request; `None` if there is none.
     #[must_use]
     pub fn next_requests(&self) -> Vec<Option<usize>> {
-        let numbers = self.numbers();
+        let numbers = self.arrivals();
         let mut later = vec![None; numbers.ids.len()];
         let mut next = vec![None; self.requests.len()];
         for (at, number) in numbers.of.iter().enumerate().rev() {
@@ -206,7 +212,7 @@ impl Trace {
     /// Bytes of the distinct files, each at its largest.
     #[must_use]
     pub fn footprint(&self) -> u64 {
-        let numbers = self.numbers();
+        let numbers = self.arrivals();
         let mut sizes = vec![0; numbers.ids.len()];
         for (request, number) in self.requests.iter().zip(&numbers.of) {
             let size: &mut u64 = &mut sizes[*number as usize];

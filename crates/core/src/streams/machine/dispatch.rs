@@ -13,6 +13,8 @@ const GROWTH: f64 = 1.0 / 512.0;
 const GROWTHS: u32 = 8;
 /// Of those who wait for their first visits, so many are looked at for whose turn it is.
 const STARTERS: usize = 64;
+/// Those who wait for their first visits are a crowd if they are one in so many of all streams.
+const CROWD: usize = 8;
 /// The part of the memory that visits leave alone which come sooner than they must.
 const SPARE: u64 = 8;
 
@@ -177,8 +179,11 @@ impl Machine {
             return Choice::Visit(at);
         }
         let full = self.full();
-        if first.is_none() || !self.config.enforce {
+        if !self.config.enforce || self.sure() && first.is_none() {
             self.target = full;
+        } else if first.is_none() {
+            // Of a crowd that comes at once each reads what it needs, and the next one can start.
+            self.target = self.wanted_by_starters(full);
         }
         if self.sure() {
             return self.choose_sure(now);
@@ -327,9 +332,21 @@ impl Machine {
         if full <= self.target {
             self.target = full;
         } else {
+            let full = self.wanted_by_starters(full).max(self.target);
             self.grow_likely(now, full);
         }
         self.adapt(now, out);
+    }
+
+    /// How far buffers are filled. While a crowd waits to start as far as one of them needs it, since what is
+    /// read beyond that has all of them wait longer; if few wait, those who come after them start sooner
+    /// when nothing has to grow.
+    fn wanted_by_starters(&self, full: u64) -> u64 {
+        if self.starters.len() * CROWD < self.owners.len() {
+            return full;
+        }
+        let needs = self.starters.iter().map(|at| self.readers[*at as usize].needs);
+        needs.max().map_or(full, |needs| needs.min(full))
     }
 
     /// Fills buffers further, as far as everybody has what a sweep may take longer than on average left.

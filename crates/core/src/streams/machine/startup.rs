@@ -9,7 +9,7 @@ use crate::unit::Tick;
 const LEAST_SPARE: f64 = 1.0 / 1024.0;
 /// Few who wait alone wait longer than by so many means more than the mean; what many wait for together
 /// differs less.
-const DOUBT: f64 = 1.0;
+const DOUBT: f64 = 0.9;
 /// Buffers grow once in a sweep, in steps that the least slack of all allows for: in about twice the time
 /// that reading it takes.
 const GROWING: f64 = 2.0;
