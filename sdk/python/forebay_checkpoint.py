@@ -64,19 +64,20 @@ class Checkpoint:
         self._wanted = False
         self._owner = os.getpid()
         self._buffer = b""
-        signal.signal(signum, self._on_signal)
+        # Before it registers: what comes then must find it.
+        before = signal.signal(signum, self._on_signal)
         signal.siginterrupt(signum, False)
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._connection.connect(path)
             self._say(f"register 1 {int(signum)}")
-            answer = self._line(True)
+            answer = self._line(True) or "no nobody answers"
         except OSError as error:
-            self.unregister()
-            raise NotMigratable(str(error)) from error
+            answer = f"no {error}"
         if answer != "ok":
             self.unregister()
-            raise NotMigratable((answer or "no nobody answers").removeprefix("no "))
+            signal.signal(signum, before)
+            raise NotMigratable(answer.removeprefix("no "))
 
     def wanted(self):
         """Whether the state is wanted, for programs whose processes have to agree before they save it."""

@@ -64,7 +64,21 @@ fn take(bed: &Bed, name: &str) {
 struct Migrating(Running, BufReader<std::process::ChildStderr>);
 
 impl Migrating {
+    /// Of a task that has registered to save its state, or is about to.
     fn to(bed: &Bed, target: &str) -> Migrating {
+        let until = std::time::Instant::now() + LIMIT;
+        loop {
+            let mut migrating = Self::once(bed, target);
+            let first = migrating.line();
+            if first.contains(DOING[0]) {
+                return migrating;
+            }
+            assert!(first.contains("CRIU") && std::time::Instant::now() < until, "{first}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn once(bed: &Bed, target: &str) -> Migrating {
         let mut command = bed.command(&["migrate", "t", target]);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -176,8 +190,7 @@ fn goes_on(program: &Program, bed: &Bed) {
     still_there("an answer that is late");
     // What is to have the task dies while the task saves its state, and when it has.
     put(bed, "saving");
-    let mut migrating = Migrating::to(bed, &number);
-    assert!(migrating.line().contains("save its state"));
+    let migrating = Migrating::to(bed, &number);
     signal(bed.hosts(1)[0], Signal::KILL);
     take(bed, "saving");
     let (code, text) = migrating.end();
@@ -253,7 +266,7 @@ fn dies(program: &Program, bed: &Bed) {
     let (file, expected_out, _) = unmigrated(2);
     assert_eq!(code, Some(7), "{err}");
     // It was begun anew, as after any other end.
-    assert!(out.ends_with(&expected_out) && err.contains("ended by signal 6"), "{out} {err}");
+    assert!(out.ends_with(&expected_out) && out.len() > expected_out.len(), "{out} {err}");
     assert!(fs::read(bed.ring.at(1, "dir/out")).unwrap() == file);
     assert!(wait_for(LIMIT, || bed.hosts(1).is_empty()), "its host is still there");
 }
@@ -285,7 +298,7 @@ fn task_when_a_daemon_dies_at_any_step_then_its_output_equals_that_of_one_that_s
         let (node, at) = ((step - 1) % 2, DOING[(step - 1) / 2]);
         let daemon = bed.ring.daemon(node);
         let mut migrating = Migrating::to(&bed, &target);
-        loop {
+        while at != DOING[0] {
             let line = migrating.line();
             assert!(!line.is_empty(), "step {step}: it never came to {at}");
             if line.contains(at) {
@@ -333,7 +346,7 @@ fn run_when_killed_while_its_task_saves_its_state_or_ends_then_nothing_of_it_is_
         wait_for_begin(&bed, 0);
         put(&bed, at);
         let mut migrating = Migrating::to(&bed, &bed.number(1));
-        while !migrating.line().contains(said) {}
+        while said != DOING[0] && !migrating.line().contains(said) {}
         let children = format!("/proc/{0}/task/{0}/children", task.0.id());
         let run = fs::read_to_string(children).unwrap();
         signal(run.trim().parse().unwrap(), Signal::KILL);
