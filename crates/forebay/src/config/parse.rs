@@ -232,6 +232,8 @@ pub struct ClusterSettings {
     pub repair_rate: u64,
     /// Whether tasks of other nodes may go on here.
     pub host_tasks: bool,
+    /// How often it is looked whether a task is to move by itself; nothing for never.
+    pub auto_migrate: Option<Duration>,
 }
 
 /// Everything that a mount is told. Paths are absolute.
@@ -421,6 +423,11 @@ impl<'a> Reader<'a> {
             let why = "needs --cluster-listen and --cluster-secret: by them nodes know each other";
             return Err(self.wrong("host-tasks", why));
         }
+        let auto_migrate = self.parse("auto-migrate", parse_auto_migrate)?;
+        if auto_migrate.is_some() && (listen.is_none() || secret.is_none() || !tls) {
+            let why = "needs --cluster-listen and --cluster-secret: by them nodes know each other";
+            return Err(self.wrong("auto-migrate", why));
+        }
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
             (None, Some(_)) => wrong("needs --cluster"),
@@ -451,6 +458,7 @@ impl<'a> Reader<'a> {
                     redundancy,
                     repair_rate,
                     host_tasks,
+                    auto_migrate,
                 }))
             }
         }
@@ -633,6 +641,21 @@ const NOWHERE: &str = "none";
 /// Ways to other nodes.
 const WAYS: &[(&str, &str)] =
     &[("tcp", "tcp"), ("quic", "quic"), ("udp", "udp"), ("udt", "udt"), ("mpi", "mpi")];
+
+/// Between two looks whether a task is to move.
+const SCAN: Duration = Duration::from_secs(30);
+
+fn parse_auto_migrate(text: &str) -> Result<Option<Duration>, String> {
+    match text {
+        "off" => Ok(None),
+        "on" => Ok(Some(SCAN)),
+        _ => match parse_duration(text) {
+            Ok(time) if time >= Duration::from_secs(1) => Ok(Some(time)),
+            Ok(_) => Err(format!("'{text}' is shorter than a second")),
+            Err(_) => Err(format!("'{text}' is neither on nor off, nor a time")),
+        },
+    }
+}
 
 fn parse_listen(text: &str, transport: &str) -> Result<Option<String>, String> {
     if text.is_empty() || text == NOWHERE {

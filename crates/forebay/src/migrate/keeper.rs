@@ -25,7 +25,7 @@ use super::transfer::Sending;
 use crate::control::{ControlError, ErrorKind, WirePath};
 use crate::error::Error;
 use crate::mountinfo;
-use crate::run::record::began;
+use crate::run::record::{began, now_ms};
 use crate::signals;
 
 /// What it is started with.
@@ -151,6 +151,7 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
         job: settings.job.clone(),
         pid: own,
         process_began: began(own).unwrap_or(0),
+        mount: settings.mount.clone().map(Into::into),
         ..TaskRecord::default()
     };
     let sink: Arc<dyn Sink> = Arc::new(Print);
@@ -447,6 +448,11 @@ impl Keeper {
 
     pub(super) fn note(&mut self) {
         self.record.migrations += 1;
+        self.record.moved_ms = Some(now_ms());
+        self.record.node = match &self.place {
+            Place::Node { number, .. } => Some(*number),
+            Place::Home | Place::Mount(_) => None,
+        };
         self.record.place = (self.place != Place::Home).then(|| self.place.to_string());
         if let Err(error) = self.spot.note(&self.record) {
             crate::commands::warn(&format!("`forebay jobs` shows an old place: {error}"));

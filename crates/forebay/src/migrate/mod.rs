@@ -14,6 +14,7 @@
 //!   has the task there; [`remote`] is the keeper's view of it. [`channel`] is what the two say to each
 //!   other, [`transfer`] an image on its way.
 //!
+//! - [`auto`]: migrations that nobody asks for.
 //! - Tasks that save their state themselves: [`coop`] has those who have registered, [`restart`] is their
 //!   migration.
 //!
@@ -22,6 +23,7 @@
 //! goes on no more and is killed: on this machine before the other goes on, with another node when that one
 //! was told to. Whatever fails before has the source go on.
 
+pub mod auto;
 pub mod body;
 pub mod channel;
 pub mod coop;

@@ -36,6 +36,12 @@ pub struct TaskRecord {
     pub place: Option<String>,
     /// How often it was migrated.
     pub migrations: u64,
+    /// The mount of its files.
+    pub mount: Option<WirePath>,
+    /// The node where it is, if that is another one than where it was started.
+    pub node: Option<u16>,
+    /// When it was last migrated, in milliseconds since 1970.
+    pub moved_ms: Option<u64>,
 }
 
 /// What a task is asked.
@@ -51,6 +57,18 @@ pub struct Ask {
     pub save_within_ms: u64,
     /// Where its image goes in between.
     pub images: Option<WirePath>,
+}
+
+impl Ask {
+    /// To go to this node, as if nothing else had been said.
+    pub fn to(node: String) -> Self {
+        Self {
+            target: node.into(),
+            also: Vec::new(),
+            save_within_ms: save_within_ms(),
+            images: None,
+        }
+    }
 }
 
 /// How long a task may take to save its state unless somebody says otherwise.

@@ -294,7 +294,7 @@ fn process(pid: i32) -> Option<Process> {
     status_of(pid, &status)
 }
 
-fn bytes_of(pid: i32) -> u64 {
+pub(super) fn bytes_of(pid: i32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let field = |name: &str| rollup.lines().find_map(|line| kib(line.strip_prefix(name)?));
     let own = field("Private_Dirty:").unwrap_or(0) + field("Shared_Dirty:").unwrap_or(0);
