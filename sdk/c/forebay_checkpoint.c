@@ -34,7 +34,7 @@ static void on_signal(int number)
 
 static int fail(int code, const char *text)
 {
-    snprintf(why, sizeof why, "%s", text);
+    snprintf(why, sizeof why, "%.255s", text);
     errno = code;
     return -1;
 }

@@ -152,14 +152,14 @@ fn tasks_when_each_is_with_its_data_or_reads_what_never_changes_then_none_moves(
         let name = format!("dir/shared.{turn}");
         fs::write(bed.ring.at(2, &name), vec![turn; 2 << 20]).unwrap();
     }
-    let mut tasks = Vec::new();
-    for node in 0..3 {
-        let own = format!("own{node}");
-        tasks.push(start(&bed, node, "w", &[], &[WRITER, "DIR", &own]));
-        tasks.push(start(&bed, node, "r", &["--cooperative"], &[READER, "DIR", &own]));
-        let shared = [READER, "DIR", "shared", "again"];
-        tasks.push(start(&bed, node, "s", &["--cooperative"], &shared));
-    }
+    // Each node has room for one more.
+    let shared = [READER, "DIR", "shared", "again"];
+    let tasks = vec![
+        start(&bed, 0, "w", &[], &[WRITER, "DIR", "own"]),
+        start(&bed, 0, "r", &["--cooperative"], &[READER, "DIR", "own"]),
+        start(&bed, 1, "s", &["--cooperative"], &shared),
+        start(&bed, 2, "s", &["--cooperative"], &shared),
+    ];
     assert!(wait_for(LIMIT, || scans(&bed) >= 15), "{}", migrations(&bed, 0));
     for node in 0..3 {
         let seen = migrations(&bed, node);
@@ -168,6 +168,6 @@ fn tasks_when_each_is_with_its_data_or_reads_what_never_changes_then_none_moves(
     let (code, text) = bed.ring.site.run(&["patterns", &bed.mount(1), "--json"]);
     assert_eq!(code, 0, "{text}");
     let seen: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert!(seen["tasks_total"].as_u64().unwrap() >= 3, "nothing was recorded: {seen}");
+    assert!(seen["here"].as_u64().unwrap() > 2048, "it was not read again and again: {seen}");
     stop(&bed, tasks);
 }

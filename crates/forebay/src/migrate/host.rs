@@ -86,7 +86,8 @@ pub fn run(settings: &Settings) -> Result<u8, Error> {
     let (events, heard) = mpsc::sync_channel(WAITING);
     let wanted = Arc::new(AtomicBool::new(false));
     hear(incoming, &events, &forward, &wanted)?;
-    watch_mounts(&events)?;
+    let told_of_mounts = Arc::new(AtomicBool::new(false));
+    watch_mounts(&events, &told_of_mounts)?;
     out.say(&Message::Ready).map_err(Error::io("talking to the keeper"))?;
     let arriving = images.as_ref().map(|images| Arriving::into(images.dir()));
     let host = Host {
@@ -100,6 +101,7 @@ pub fn run(settings: &Settings) -> Result<u8, Error> {
         arriving,
         cooperation,
         wanted,
+        told_of_mounts,
         task: None,
         generation: 0,
         last_words: Vec::new(),
@@ -256,11 +258,14 @@ fn hear(
     thread("keeper", run)
 }
 
-fn watch_mounts(events: &SyncSender<Event>) -> Result<(), Error> {
+fn watch_mounts(events: &SyncSender<Event>, told_of_mounts: &Arc<AtomicBool>) -> Result<(), Error> {
     let events = events.clone();
+    let told = Arc::clone(told_of_mounts);
     // If they can't be watched, `umount` says who has a mount.
     thread("mounts", move || {
-        drop(mounts::tell_of_changes(|| events.send(Event::Mounts).is_ok()));
+        // Of many changes that follow on one another it is told once.
+        let tell = || told.swap(true, Ordering::AcqRel) || events.send(Event::Mounts).is_ok();
+        drop(mounts::tell_of_changes(tell));
     })
 }
 
@@ -334,6 +339,8 @@ struct Host {
     cooperation: Cooperation,
     /// Whether the keeper wants something that can't wait until a task has saved its state.
     wanted: Arc<AtomicBool>,
+    /// Whether an event of mounts waits to be heard.
+    told_of_mounts: Arc<AtomicBool>,
     task: Option<Task>,
     /// Which of its trees the task is: one that was started anew is another one.
     generation: u64,
@@ -372,6 +379,7 @@ impl Host {
                     return Ok(0);
                 }
                 Event::Mounts => {
+                    self.told_of_mounts.store(false, Ordering::Release);
                     if let Some(task) = &self.task {
                         let _ = mounts::let_go(task.init, Some(&self.seen));
                     }

@@ -297,7 +297,11 @@ impl Keeper {
             _ => Vec::new(),
         };
         let images = ask.images.as_ref().map(WirePath::as_path);
-        let images = (!by_itself).then(|| Images::make(images, bytes)).transpose()?;
+        let images = (!by_itself).then(|| Images::make(images, bytes)).transpose();
+        let images = images.map_err(|error| match &ask.images {
+            None => Error::Failed(format!("{error}; --images names another directory")),
+            Some(_) => error,
+        })?;
         let criu = match (&self.place, &target) {
             _ if by_itself => None,
             // What they have there they look for there.
