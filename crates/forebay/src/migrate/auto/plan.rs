@@ -217,9 +217,10 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    /// 1,200 blocks of a file within ten seconds.
+    /// 1,200 blocks of a file within two seconds.
     fn entries(file: u64, write: bool) -> Vec<SeenEntry> {
-        let entry = |at: u64| (at * S / 4, file, at, u32::from(!write) * 30, u32::from(write) * 30);
+        let entry =
+            |at: u64| (at * S / 20, file, at, u32::from(!write) * 30, u32::from(write) * 30);
         (0..40).map(entry).collect()
     }
 
@@ -248,13 +249,13 @@ mod tests {
     fn reader_when_what_it_reads_is_written_elsewhere_then_moves_there_once() {
         let mut planner = Planner::default();
         assert_eq!(planner.plan(&apart(0, 0), 0), None, "nobody knows yet what it gets from there");
-        let order = planner.plan(&apart(10_000, 1200), 10 * S).expect("it pays");
+        let order = planner.plan(&apart(10_000, 6000), 10 * S).expect("it pays");
         assert_eq!((order.task().as_str(), order.keeper), ("r/reader", 1));
         assert_eq!((order.from, order.to), (1, 2));
         assert_eq!(order.with, "writer of run w at node 2");
         // Whatever became of that, it is left alone for a while.
-        assert_eq!(planner.plan(&apart(20_000, 2400), 20 * S), None);
-        assert!(planner.plan(&apart(80_000, 9600), 80 * S).is_some());
+        assert_eq!(planner.plan(&apart(20_000, 12_000), 20 * S), None);
+        assert!(planner.plan(&apart(80_000, 48_000), 80 * S).is_some());
     }
 
     #[test]
@@ -262,7 +263,7 @@ mod tests {
         let plan = |views: &dyn Fn(u64, u64) -> Vec<View>| {
             let mut planner = Planner::default();
             let plans =
-                (0..5).map(|scan| planner.plan(&views(scan * 10_000, scan * 1200), scan * 10 * S));
+                (0..5).map(|scan| planner.plan(&views(scan * 10_000, scan * 6000), scan * 10 * S));
             plans.flatten().next()
         };
         assert!(plan(&|at, count| apart(at, count).to_vec()).is_some());
