@@ -190,7 +190,8 @@ impl Keeper {
         listener: std::os::unix::net::UnixListener,
     ) -> Result<u8, Error> {
         self.watch(&task)?;
-        task.begin()?;
+        // Before it begins: whoever sees what it does may want it elsewhere.
+        self.spot.note(&self.record)?;
         let events = self.events.clone();
         thread("asked", move || hear_asks(&listener, &events))?;
         let (events, wanted) = (self.events.clone(), Arc::clone(&self.wanted));
@@ -213,7 +214,7 @@ impl Keeper {
                 crate::commands::warn(&format!("mounts of this machine are not watched: {error}"));
             }
         })?;
-        self.spot.note(&self.record)?;
+        task.begin()?;
         let mut task = Some(task);
         while let Ok(event) = heard.recv() {
             let Some(now) = task.as_mut() else { break };
