@@ -281,6 +281,20 @@ fn program_when_it_dies_while_it_saves_its_state_then_its_run_hears_of_it_and_be
     dies(&Program::python(), &bed);
 }
 
+#[test]
+fn command_when_it_ends_at_once_then_as_without_namespaces_of_its_own() {
+    let Some(bed) = Bed::cooperating(1) else { return };
+    let mount = bed.mount(0);
+    for code in (0..30).map(|turn| turn % 3) {
+        let exit = format!("exit {code}");
+        let run = ["run", "--cooperative", "--mount", &mount, "--", "sh", "-c", &exit];
+        let (found, text) = outcome(&mut bed.command(&run));
+        assert_eq!((found, text.as_str()), (code, ""));
+    }
+    let run = ["run", "--cooperative", "--mount", &mount, "--", "/no/such/program"];
+    assert_eq!(outcome(&mut bed.command(&run)).0, 127);
+}
+
 /// What a migration says that it does, in this order.
 const DOING: [&str; 3] = ["save its state", "starting it", "end where it was"];
 

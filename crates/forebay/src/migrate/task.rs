@@ -250,7 +250,11 @@ impl Task {
             // If it has ended, that is heard of; if it has begun, it is not read.
             let _ = rustix::io::write(hold, &[1]);
         }
-        let tree = Tree::of(self.init).map_err(Error::io("looking at the task"))?;
+        let tree = match Tree::of(self.init) {
+            // It has ended already, which is heard of.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            tree => tree.map_err(Error::io("looking at the task"))?,
+        };
         // The first one last: whoever waits for others finds them going.
         for process in tree.processes.iter().rev() {
             if !self.stopped.contains(&process.inner)
