@@ -246,6 +246,11 @@ pub fn reason(log: &str) -> String {
         ("External socket is used", "it has a connection to another program"),
         ("Connected TCP socket, consider", "it has a connection over the network"),
         ("Found dangling tty", "it uses a terminal"),
+        // SO_PASSCRED, which newer kernels know for Unix sockets alone.
+        (
+            "Can't get 1:16 opt",
+            "it has sockets of the network, which this CRIU can't write down on this kernel",
+        ),
     ] {
         if log.contains(said) {
             return meant.to_owned();
