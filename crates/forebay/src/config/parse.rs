@@ -419,14 +419,13 @@ impl<'a> Reader<'a> {
             rate => Ok(rate),
         })?;
         let host_tasks = self.word("host-tasks", &[("on", true), ("off", false)])?;
-        if host_tasks && (listen.is_none() || secret.is_none() || !tls) {
-            let why = "needs --cluster-listen and --cluster-secret: by them nodes know each other";
-            return Err(self.wrong("host-tasks", why));
-        }
         let auto_migrate = self.parse("auto-migrate", parse_auto_migrate)?;
-        if auto_migrate.is_some() && (listen.is_none() || secret.is_none() || !tls) {
-            let why = "needs --cluster-listen and --cluster-secret: by them nodes know each other";
-            return Err(self.wrong("auto-migrate", why));
+        let strangers = listen.is_none() || secret.is_none() || !tls;
+        for (key, is_set) in [("host-tasks", host_tasks), ("auto-migrate", auto_migrate.is_some())]
+        {
+            if is_set && strangers {
+                return Err(self.wrong(key, NEEDS_SECRET));
+            }
         }
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
@@ -641,6 +640,9 @@ const NOWHERE: &str = "none";
 /// Ways to other nodes.
 const WAYS: &[(&str, &str)] =
     &[("tcp", "tcp"), ("quic", "quic"), ("udp", "udp"), ("udt", "udt"), ("mpi", "mpi")];
+
+const NEEDS_SECRET: &str =
+    "needs --cluster-listen and --cluster-secret: by them nodes know each other";
 
 /// Between two looks whether a task is to move.
 const SCAN: Duration = Duration::from_secs(30);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use forebay_profile::pattern::Pattern;
+
 use super::Recording;
 use crate::node::Node;
 
@@ -30,7 +32,7 @@ impl Node {
 
 fn tasks(recording: &Recording, now: u64) -> Vec<RecordedTask> {
     let task = |(number, task): (u64, &forebay_profile::profiler::Task)| {
-        let mut entries: Vec<_> = task.recent().flat_map(|pattern| pattern.entries()).collect();
+        let mut entries: Vec<_> = task.recent().flat_map(Pattern::entries).collect();
         entries.sort_by_key(|entry| entry.at);
         let last = entries.last()?.at;
         let (label, _) = recording.tasks.label(number)?;

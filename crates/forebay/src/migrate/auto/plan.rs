@@ -75,7 +75,7 @@ impl Planner {
         let order = moves.filter_map(|moved| {
             let name = *name_of(moved.task)?;
             let task = &tasks[name];
-            self.pays(task).then(|| order(moved, task, *name_of(moved.with)?)).flatten()
+            self.pays(task).then(|| order(moved, task, name_of(moved.with)?)).flatten()
         });
         let order = order.into_iter().next()?;
         self.told.insert(label(&order.run, &order.job), now);
@@ -274,7 +274,8 @@ mod tests {
             change(&mut views);
             views.to_vec()
         };
-        let unlike: &[(&str, &dyn Fn(&mut [View; 2]))] = &[
+        type Change<'a> = &'a dyn Fn(&mut [View; 2]);
+        let unlike: &[(&str, Change<'_>)] = &[
             ("other files", &|views| views[1].tasks[0].entries = entries(8, true)),
             ("nobody keeps it", &|views| views[0].kept.clear()),
             ("it has just moved", &|views| views[0].kept[0].moved_ms_ago = Some(0)),
