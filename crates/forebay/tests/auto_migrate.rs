@@ -32,7 +32,7 @@ while not os.path.exists("stop"):
             file.write(piece)
     os.rename("new." + name, name)
     turn += 1
-    time.sleep(0.05)
+    time.sleep(0.2)
 "#;
 
 /// Reads each file that is new, until `stop` is there; ends with how many bytes were not as they were written.
