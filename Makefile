@@ -12,9 +12,10 @@ TEST_LONG_MINUTES ?= 40
 FEATURES = $(if $(wildcard /dev/fuse),--all-features,--features forebay/failpoints)
 SITE = $(or $(CARGO_TARGET_DIR),target)/site
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long build mpiio bench papers site check install uninstall clean
+.PHONY: help demo test test-long build sdk mpiio bench papers site check install uninstall clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,11 @@ test-long: ## Run the tests that take long (about 15 minutes)
 
 build: ## Build the release binaries
 	$(CARGO) build --release -p forebay -p forebay-bench
+
+sdk: ## Build the library for programs that save their state themselves
+	mkdir -p $(RELEASE)
+	$(CC) -O2 -Wall -Wextra -fPIC -c sdk/c/forebay_checkpoint.c -o $(RELEASE)/forebay_checkpoint.o
+	$(AR) rcs $(RELEASE)/libforebay_checkpoint.a $(RELEASE)/forebay_checkpoint.o
 
 mpiio: ## Build the libraries for MPI programs, for each MPI that is installed
 	$(CARGO) build --release -p forebay-mpiio
@@ -53,7 +59,7 @@ check: ## Formatting, lints and rules, as CI wants them
 	$(CARGO) xtask tidy
 	$(CARGO) xtask audit
 
-install: build ## Install to PREFIX (/usr/local), with man pages and completions
+install: build sdk ## Install to PREFIX (/usr/local), with man pages and completions
 	install -Dm755 $(RELEASE)/forebay $(DESTDIR)$(PREFIX)/bin/forebay
 	install -d $(DESTDIR)/sbin $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	ln -sf $(PREFIX)/bin/forebay $(DESTDIR)/sbin/mount.forebay
@@ -63,13 +69,20 @@ install: build ## Install to PREFIX (/usr/local), with man pages and completions
 		install -Dm644 /dev/stdin $(DESTDIR)/etc/systemd/system/forebay@.service
 	install -Dm644 dist/systemd/forebay@.service.d/network.conf \
 		$(DESTDIR)$(PREFIX)/share/doc/forebay/network.conf
+	install -Dm644 sdk/c/forebay_checkpoint.h $(DESTDIR)$(PREFIX)/include/forebay_checkpoint.h
+	install -Dm644 $(RELEASE)/libforebay_checkpoint.a $(DESTDIR)$(PREFIX)/lib/libforebay_checkpoint.a
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' sdk/c/forebay-checkpoint.pc.in | \
+		install -Dm644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/pkgconfig/forebay-checkpoint.pc
+	install -Dm644 sdk/python/forebay_checkpoint.py $(DESTDIR)$(PREFIX)/share/forebay/python/forebay_checkpoint.py
 	install -Dm644 dist/forebay.toml $(DESTDIR)$(PREFIX)/share/doc/forebay/forebay.toml
 
 uninstall: ## Remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/forebay $(DESTDIR)/sbin/mount.forebay
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/forebay*.1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay
 	rm -f $(DESTDIR)/etc/systemd/system/forebay@.service
-	rm -rf $(DESTDIR)$(PREFIX)/share/doc/forebay
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/forebay $(DESTDIR)$(PREFIX)/share/forebay/python
+	rm -f $(DESTDIR)$(PREFIX)/include/forebay_checkpoint.h $(DESTDIR)$(PREFIX)/lib/libforebay_checkpoint.a
+	rm -f $(DESTDIR)$(PREFIX)/lib/pkgconfig/forebay-checkpoint.pc
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -256,3 +256,68 @@ fn task_on_a_node_when_the_network_is_cut_then_it_ends_there_and_its_run_fails()
     assert!(err.contains(&format!("the task was at node {number}")), "{err}");
     bed.tell(&["heal"]);
 }
+
+/// Two processes that agree on a sum again and again, until there is a file.
+const MPI: &str = r#"
+#include <mpi.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+    long sum = 0, rank_sum = 0, go = 0, all = 0;
+    int rank, i;
+    (void)argc;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 0 && fclose(fopen(argv[1], "w")) != 0)
+        return 1;
+    while (!all) {
+        go = rank == 0 && access(argv[2], F_OK) == 0;
+        MPI_Allreduce(&go, &all, 1, MPI_LONG, MPI_MAX, MPI_COMM_WORLD);
+        usleep(10000);
+    }
+    for (i = 0; i < 100; i++) {
+        long mine = i * (rank + 1);
+        MPI_Allreduce(&mine, &rank_sum, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
+        sum = (sum * 31 + rank_sum) % 1000003;
+    }
+    if (rank == 0)
+        printf("%ld\n", sum);
+    MPI_Finalize();
+    return 0;
+}
+"#;
+
+#[test]
+fn mpi_job_on_one_node_when_it_cannot_be_moved_then_refused_with_the_reason_and_it_goes_on() {
+    let Some(bed) = Bed::hosting(2) else { return };
+    let home = bed.ring.site.path("home");
+    fs::write(home.join("mpi.c"), MPI).unwrap();
+    let sum = (0..100).fold(0, |sum: i64, i| (sum * 31 + i * 3) % 1_000_003);
+    for (kind, launcher) in
+        [("openmpi", &["--allow-run-as-root", "--oversubscribe"][..]), ("mpich", &[])]
+    {
+        let program = bed.ring.at(0, &format!("dir/{kind}"));
+        let mut compile = Command::new(format!("mpicc.{kind}"));
+        let compiled = compile.arg(home.join("mpi.c")).arg("-o").arg(&program).output();
+        if !compiled.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: there is no mpicc.{kind} here");
+            continue;
+        }
+        let path = |name: &str| bed.ring.at(0, name).to_str().unwrap().to_owned();
+        let (begun, go) = (path(&format!("dir/begun.{kind}")), path(&format!("dir/go.{kind}")));
+        let run = format!("mpirun.{kind}");
+        // MPICH's way by common memory looks for processes in /proc, which has other numbers.
+        let job = [&["env", "UCX_TLS=tcp,self", &run][..], launcher, &["-n", "2"]].concat();
+        let program = program.to_str().unwrap();
+        let task = bed.start(&[&job[..], &[program, &begun, &go]].concat());
+        assert!(wait_for(LIMIT, || Path::new(&begun).exists()), "{kind} does not begin");
+        let (code, text) = bed.migrate(&bed.number(1));
+        let told = text.contains("can't be migrated") || text.contains("goes on where it was");
+        assert!(code == 0 || told, "{kind}: {code} {text}");
+        assert!(kind != "openmpi" || text.contains("not on the mount"), "{text}");
+        fs::write(&go, b"").unwrap();
+        let (code, out, err) = end_of(task);
+        assert_eq!((code, out.trim()), (Some(0), sum.to_string().as_str()), "{kind}: {err}");
+    }
+}

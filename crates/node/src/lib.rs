@@ -79,7 +79,7 @@ pub use lifecycle::members::check_tiers;
 pub use namespace::paths::{Coverage, Whereabouts};
 pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Statfs};
 pub use node::Node;
-pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};
+pub use patterns::{PatternRow, PatternTask, Patterns, RecordedTask, SimilarTasks};
 pub use pool::{Pool, Refused, Urgency};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use requests::hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};

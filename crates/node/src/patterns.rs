@@ -8,9 +8,11 @@
 //! and what finds it full is only counted. A thread takes it from there, finds out who the processes
 //! are, and keeps the patterns (`forebay_profile`).
 
+mod recorded;
 mod report;
 mod tasks;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -22,6 +24,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpgid};
 
+pub use recorded::RecordedTask;
 pub use report::{PatternRow, PatternTask, Patterns, SimilarTasks};
 
 use crate::error::{NodeError, Result};
@@ -98,6 +101,8 @@ struct Recording {
     tasks: Tasks,
     here: u64,
     elsewhere: u64,
+    /// Of these, those of each task.
+    elsewhere_of: HashMap<u64, u64>,
 }
 
 /// Accesses of a handle to one row that have not left it: row (35 bits), write (1), slot (12), count
@@ -298,6 +303,7 @@ impl Node {
             profiler: Profiler::new(config),
             here: 0,
             elsewhere: 0,
+            elsewhere_of: HashMap::new(),
         });
         recorder.lost.store(0, Ordering::Relaxed);
         recorder.since.store(recorder.now(), Ordering::Relaxed);
@@ -359,6 +365,9 @@ impl Recording {
         let counted = if event.here { &mut self.here } else { &mut self.elsewhere };
         *counted += u64::from(event.count);
         let task = self.tasks.of(event.fh, event.pid);
+        if let (Some(task), false) = (task, event.here) {
+            *self.elsewhere_of.entry(task).or_default() += u64::from(event.count);
+        }
         let origin = Origin { node: self.node, task, handle: event.fh };
         let block = event.piece * ROW_BLOCKS;
         let (at, file, count) = (event.at, event.ino, event.count);

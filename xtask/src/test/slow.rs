@@ -7,6 +7,7 @@ use super::program::Program;
 /// Those that take more than about 25 seconds beside another one on a machine with two processors.
 const SLOW: &[&str] = &[
     "crates/core/tests/memory.rs",
+    "crates/forebay/tests/auto_migrate.rs",
     "crates/forebay/tests/cluster.rs",
     "crates/forebay/tests/cluster_admission.rs",
     "crates/forebay/tests/cluster_commands.rs",
@@ -17,6 +18,7 @@ const SLOW: &[&str] = &[
     "crates/forebay/tests/cluster_outages.rs",
     "crates/forebay/tests/cluster_pages.rs",
     "crates/forebay/tests/cluster_restart.rs",
+    "crates/forebay/tests/cooperative.rs",
     "crates/forebay/tests/daemon.rs",
     "crates/forebay/tests/damage.rs",
     "crates/forebay/tests/fragments.rs",

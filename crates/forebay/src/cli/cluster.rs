@@ -26,6 +26,9 @@ pub enum ClusterCommand {
     /// Have copies move from full nodes to emptier ones
     #[command(long_about = help::CLUSTER_REBALANCE)]
     Rebalance(ClusterRebalanceArgs),
+    /// Show which tasks were migrated by themselves
+    #[command(long_about = help::CLUSTER_MIGRATIONS)]
+    Migrations(ClusterMigrationsArgs),
     /// Give up what a dead node had and had not written back
     #[command(long_about = help::CLUSTER_FORGET)]
     Forget(ClusterForgetArgs),
@@ -107,6 +110,16 @@ pub struct ClusterRebalanceArgs {
     /// How long to wait
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = crate::units::parse_duration)]
     pub timeout: std::time::Duration,
+}
+
+/// Arguments of `cluster migrations`.
+#[derive(Debug, Args)]
+pub struct ClusterMigrationsArgs {
+    /// A mount of the cluster; may be left out if there is only one on this machine
+    pub mountpoint: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `cluster forget`.

@@ -469,6 +469,12 @@ Has copies and fragments of files that are not written back move from nodes that
 mean by more than 5 % to those that are emptier, within --repair-rate, and waits for it. Nodes do so by \
 themselves once a minute where one is fuller by a quarter. Files stay where they were written.";
 
+/// `cluster migrations`.
+pub const CLUSTER_MIGRATIONS: &str = "\
+Shows which tasks that were started on this node were migrated by themselves, because of which other task, \
+how many seconds that was expected to save, and what became of it. The mount must have been told to have \
+tasks move (--auto-migrate on). The node with the lowest number of those plans for all, one migration a scan.";
+
 /// `cluster forget`.
 pub const CLUSTER_FORGET: &str = "\
 Gives up what a dead node had and had not written back, so that the files can be used again: those \

@@ -81,7 +81,7 @@ pub(super) fn heading(key: &str) -> Option<&'static str> {
         | "cluster" | "read-only" | "dataset" | "allow-other" | "foreground" | "create-tier" => {
             None
         }
-        "redundancy" | "repair-rate" | "host-tasks" => Some("Cluster"),
+        "redundancy" | "repair-rate" | "host-tasks" | "auto-migrate" => Some("Cluster"),
         key if key.starts_with("cluster-") => Some("Cluster"),
         key if key.starts_with("stream-") => Some("Streams"),
         "passthrough" | "attr-timeout" | "entry-timeout" | "high-mark" | "low-mark"

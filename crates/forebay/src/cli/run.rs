@@ -88,6 +88,9 @@ pub struct RunArgs {
     /// Run each job in namespaces of its own, so that `forebay migrate` can have it go on elsewhere
     #[arg(long)]
     pub migratable: bool,
+    /// As --migratable, for jobs that save their state themselves: CRIU need not be there
+    #[arg(long, conflicts_with = "migratable")]
+    pub cooperative: bool,
     /// Do not tell the mount which files the jobs will read
     #[arg(long)]
     pub no_hints: bool,
@@ -108,9 +111,13 @@ pub struct MigrateArgs {
     /// The task: RUN/JOB, or the run or the job alone where that is one task; `forebay jobs` shows them
     pub task: String,
     /// Where it shall go on: a node of the cluster, by its number or its machine; the mount point of
-    /// another mount of the same files on this machine; or `home`, where it was started
-    #[arg(value_name = "NODE")]
+    /// another mount of the same files on this machine; or `home`, where it was started. A task that
+    /// saves its state itself may be given several nodes: it goes to the first, and is told of all
+    #[arg(value_name = "NODE[,NODE...]")]
     pub target: PathBuf,
+    /// How long a task that saves its state itself may take for that
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
+    pub save_within: std::time::Duration,
     /// Put the image of the task here in between [default: into memory if there is plenty, else into
     /// /var/tmp]
     #[arg(long, value_name = "DIR")]

@@ -33,7 +33,8 @@ pub(super) struct Work {
 
 /// Carries the command out.
 pub fn run(args: &RunArgs) -> Result<u8, Error> {
-    if args.migratable {
+    let kept = args.migratable || args.cooperative;
+    if kept {
         migratable(args)?;
     }
     let machine = machine(args);
@@ -58,7 +59,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
         fail_fast: args.fail_fast,
         grace: args.grace,
         quiet: args.quiet || work.jobs.len() == 1 && !is_batch(args),
-        kept: args.migratable.then(|| Kept { mount: work.mountpoint.clone() }),
+        kept: kept.then(|| Kept { mount: work.mountpoint.clone() }),
     };
     let job = format!("run-{}", keeper.record.run);
     let hinted = !args.no_hints && !work.inputs.is_empty();
@@ -69,7 +70,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let mut local = Local::new(all, queue, keeper, reference, settings, events)?;
     let ended = local.run(&heard);
     let Local { keeper, reference, .. } = local;
-    if args.migratable {
+    if kept {
         images::remove_left_behind();
     }
     if let Some(reference) = reference {
@@ -87,10 +88,16 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
 fn migratable(args: &RunArgs) -> Result<(), Error> {
     if args.via == Via::Slurm {
         return Err(Error::Usage(
-            "--migratable is for jobs of this machine, and has no meaning with --via slurm".into(),
+            "--migratable and --cooperative are for jobs of this machine, and have no meaning with --via \
+             slurm"
+                .into(),
         ));
     }
-    if args.dry_run { Ok(()) } else { Criu::find().and_then(|criu| criu.check()) }
+    if args.dry_run || args.cooperative {
+        Ok(())
+    } else {
+        Criu::find().and_then(|criu| criu.check())
+    }
 }
 
 fn hear_signals(events: mpsc::Sender<Event>) -> Result<(), Error> {

@@ -232,6 +232,8 @@ pub struct ClusterSettings {
     pub repair_rate: u64,
     /// Whether tasks of other nodes may go on here.
     pub host_tasks: bool,
+    /// How often it is looked whether a task is to move by itself; nothing for never.
+    pub auto_migrate: Option<Duration>,
 }
 
 /// Everything that a mount is told. Paths are absolute.
@@ -417,9 +419,13 @@ impl<'a> Reader<'a> {
             rate => Ok(rate),
         })?;
         let host_tasks = self.word("host-tasks", &[("on", true), ("off", false)])?;
-        if host_tasks && (listen.is_none() || secret.is_none() || !tls) {
-            let why = "needs --cluster-listen and --cluster-secret: by them nodes know each other";
-            return Err(self.wrong("host-tasks", why));
+        let auto_migrate = self.parse("auto-migrate", parse_auto_migrate)?;
+        let strangers = listen.is_none() || secret.is_none() || !tls;
+        for (key, is_set) in [("host-tasks", host_tasks), ("auto-migrate", auto_migrate.is_some())]
+        {
+            if is_set && strangers {
+                return Err(self.wrong(key, NEEDS_SECRET));
+            }
         }
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
@@ -451,6 +457,7 @@ impl<'a> Reader<'a> {
                     redundancy,
                     repair_rate,
                     host_tasks,
+                    auto_migrate,
                 }))
             }
         }
@@ -633,6 +640,24 @@ const NOWHERE: &str = "none";
 /// Ways to other nodes.
 const WAYS: &[(&str, &str)] =
     &[("tcp", "tcp"), ("quic", "quic"), ("udp", "udp"), ("udt", "udt"), ("mpi", "mpi")];
+
+const NEEDS_SECRET: &str =
+    "needs --cluster-listen and --cluster-secret: by them nodes know each other";
+
+/// Between two looks whether a task is to move.
+const SCAN: Duration = Duration::from_secs(30);
+
+fn parse_auto_migrate(text: &str) -> Result<Option<Duration>, String> {
+    match text {
+        "off" => Ok(None),
+        "on" => Ok(Some(SCAN)),
+        _ => match parse_duration(text) {
+            Ok(time) if time >= Duration::from_secs(1) => Ok(Some(time)),
+            Ok(_) => Err(format!("'{text}' is shorter than a second")),
+            Err(_) => Err(format!("'{text}' is neither on nor off, nor a time")),
+        },
+    }
+}
 
 fn parse_listen(text: &str, transport: &str) -> Result<Option<String>, String> {
     if text.is_empty() || text == NOWHERE {

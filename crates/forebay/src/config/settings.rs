@@ -121,6 +121,12 @@ pub const SETTINGS: &[Setting] = &[
         "Whether running tasks of other nodes may go on here (`forebay migrate TASK NODE`). `on`: they may, and whoever has the secret of the cluster can so have processes started here as root. Needs root, CRIU and --cluster-secret. See docs/guide/jobs.md.",
     ),
     one(
+        "auto-migrate",
+        "WHETHER",
+        Some("off"),
+        "Whether tasks of `forebay run --migratable` move by themselves to the node where what they read is written. `on`: every 30 seconds it is looked whether one is to; a time, as `10s`: so often. While it is on, accesses are recorded, and files that are opened are served by the daemon, not by the kernel alone. Nodes that are to take tasks need --host-tasks on. Needs root and --cluster-secret. See docs/guide/jobs.md.",
+    ),
+    one(
         "cluster-replicas",
         "N",
         Some(""),

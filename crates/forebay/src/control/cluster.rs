@@ -24,6 +24,8 @@ pub enum ClusterRequest {
         /// Whether to do it, or only to say what would be lost.
         really: bool,
     },
+    /// What was migrated by itself. Answer: [`ClusterReply::Migrations`].
+    Migrations,
     /// Another node shall get ready for a task. Answer: [`ClusterReply::Host`].
     Host {
         /// Its number.
@@ -43,6 +45,8 @@ pub enum ClusterReply {
     Rebalancing(usize),
     /// To [`ClusterRequest::Forget`].
     Forgotten(Forgotten),
+    /// To [`ClusterRequest::Migrations`].
+    Migrations(AutoMigrations),
     /// To [`ClusterRequest::Host`].
     Host(TaskHost),
 }
@@ -245,4 +249,42 @@ pub struct LostFile {
     /// Whether an older version is in the backing store, which is shown from now on; else the file
     /// goes.
     pub has_older: bool,
+}
+
+/// What a daemon tells of migrations that nobody asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AutoMigrations {
+    /// Milliseconds between two scans.
+    pub interval_ms: u64,
+    /// Whether this node plans for all: the one with the lowest number does.
+    pub plans: bool,
+    /// Plans that it has made.
+    pub scans: u64,
+    /// Nodes that took part in the last one.
+    pub nodes: u64,
+    /// Migrations of tasks that were started on this node, the newest last; the last 100.
+    pub migrations: Vec<AutoMigration>,
+}
+
+/// A migration that nobody asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AutoMigration {
+    /// When it began, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The task: run and job.
+    pub task: String,
+    /// From this node.
+    pub from: u16,
+    /// To this one.
+    pub to: u16,
+    /// Because of a task there.
+    pub with: String,
+    /// Milliseconds that are expected to be saved, less those that it costs.
+    pub worth_ms: u64,
+    /// What became of it; nothing while it is under way.
+    pub outcome: Option<String>,
+    /// Whether the task has moved.
+    pub moved: bool,
 }

@@ -15,8 +15,9 @@ pub(crate) use address::make_private_dir;
 pub use address::{Address, record_of};
 pub use client::Client;
 pub use cluster::{
-    ClusterLook, ClusterNode, ClusterReply, ClusterRequest, ClusterServer, ClusterStatus,
-    ClusterTerms, Forgotten, LostFile, NodeState, Safety, ServerLog, TaskHost,
+    AutoMigration, AutoMigrations, ClusterLook, ClusterNode, ClusterReply, ClusterRequest,
+    ClusterServer, ClusterStatus, ClusterTerms, Forgotten, LostFile, NodeState, Safety, ServerLog,
+    TaskHost,
 };
 pub use forebay_client::address::{mount_id, runtime_dir};
 pub use patterns::{PatternRow, PatternTask, Patterns, SimilarTasks};

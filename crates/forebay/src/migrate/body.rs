@@ -1,14 +1,26 @@
 //! A task wherever it is: on this machine, or on another node.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use super::channel::Written;
+use super::channel::{Saved, Written};
+use super::coop::Cooperation;
 use super::criu::Criu;
 use super::refuse::Route;
 use super::remote::Remote;
 use super::source;
 use super::task::{Printing, Task};
 use crate::error::Error;
+
+/// A task that can be migrated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// Bytes that it has in memory.
+    pub bytes: u64,
+    /// Whether it saves its state itself.
+    pub by_itself: bool,
+}
 
 /// A task.
 pub enum Body {
@@ -37,14 +49,19 @@ impl Down {
 }
 
 impl Body {
-    /// Bytes that it has in memory, if it can be migrated. What it has written so far is brought to
-    /// where other nodes see it.
-    pub fn look(&mut self, route: &Route<'_>, below: &Path) -> Result<u64, Error> {
+    /// How large it is, if it can be migrated. What it has written so far is brought to where other nodes
+    /// see it.
+    pub fn look(
+        &mut self,
+        route: &Route<'_>,
+        below: &Path,
+        cooperation: &Cooperation,
+    ) -> Result<Looked, Error> {
         match self {
             Self::Here(task) => {
-                let bytes = source::look(task, route)?;
+                let looked = source::look(task, route, cooperation)?;
                 source::sync_ahead(task, below);
-                Ok(bytes)
+                Ok(looked)
             }
             Self::There(remote) => remote.look(),
         }
@@ -63,6 +80,37 @@ impl Body {
                 source::write_down(task, criu, images, below).map(Down::Here)
             }
             Self::There(remote) => remote.write_down(images).map(Down::There),
+        }
+    }
+
+    /// Has it save its state itself, after which it waits. If that fails, it goes on, unless it has ended.
+    pub fn save(
+        &mut self,
+        cooperation: &Cooperation,
+        (route, below): (&Route<'_>, &Path),
+        within: Duration,
+        stop: &AtomicBool,
+    ) -> Result<Saved, Error> {
+        match self {
+            Self::Here(task) => source::save(task, cooperation, (route, below), within, stop),
+            Self::There(remote) => remote.save(within),
+        }
+    }
+
+    /// It has saved its state, and goes on where it was.
+    pub fn stay(&self, cooperation: &Cooperation) {
+        match self {
+            Self::Here(_) => cooperation.stay(),
+            // If the connection is gone, so is the task, and that is heard of.
+            Self::There(remote) => drop(remote.go_on()),
+        }
+    }
+
+    /// It has saved its state, and ends. An error says that it was not told, or was lost.
+    pub fn finish(&self, cooperation: &Cooperation) -> Result<(), Error> {
+        match self {
+            Self::Here(task) => source::finish(task, cooperation),
+            Self::There(remote) => remote.finish(),
         }
     }
 

@@ -22,8 +22,8 @@ use super::task::Stream;
 use crate::control::{ControlError, WirePath};
 use crate::error::Error;
 
-/// The longest message.
-const MAX_MESSAGE: usize = 256 << 10;
+/// The longest message: an environment, and the words of a command.
+const MAX_MESSAGE: usize = 4 << 20;
 /// The longest piece of an image, or of what is printed.
 pub const MAX_PIECE: usize = 256 << 10;
 /// The size of a frame's head.
@@ -50,6 +50,9 @@ pub enum Message {
         seen: WirePath,
         /// Bytes that the task has in memory.
         bytes: u64,
+        /// Whether it is started anew there, from a state that it saves itself.
+        #[serde(default)]
+        by_itself: bool,
     },
     /// The host: the task may come.
     Ready,
@@ -59,6 +62,21 @@ pub enum Message {
     Restore(Written),
     /// The host: the task is there, stopped.
     Restored,
+    /// The keeper: start the task, which has saved its state; it does not begin yet.
+    Start(Box<Beginning>),
+    /// The host: it is there, and does not run yet.
+    Started,
+    /// The keeper: have the task save its state within so many milliseconds. Then it waits.
+    Save {
+        /// Milliseconds.
+        within_ms: u64,
+    },
+    /// The host: it has.
+    Saved(Saved),
+    /// The keeper: have the task, which has saved its state, end.
+    Finish,
+    /// The host: it has ended.
+    Finished,
     /// The keeper: the other copy is stopped and goes on no more; this one is the task.
     Go,
     /// The host: it runs.
@@ -69,6 +87,9 @@ pub enum Message {
     Looked {
         /// Bytes that the task has in memory.
         bytes: u64,
+        /// Whether it saves its state itself, and so can't be written down.
+        #[serde(default)]
+        by_itself: bool,
     },
     /// The keeper: stop the task and write it down. The image is sent, then this is answered.
     Freeze,
@@ -105,6 +126,30 @@ pub struct Written {
     pub processes: usize,
     /// Files that were open for writing, and brought to where other nodes see them.
     pub files: usize,
+}
+
+/// What is known of a task that has saved its state itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Saved {
+    /// What it said of its state: a path, as a rule.
+    pub state: String,
+    /// Its processes.
+    pub processes: usize,
+    /// Files that were brought to where other nodes see them.
+    pub files: usize,
+}
+
+/// How a task is started on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Beginning {
+    /// The program and its arguments.
+    pub command: Vec<WirePath>,
+    /// Where it runs.
+    pub dir: WirePath,
+    /// Its environment.
+    pub env: Vec<(WirePath, WirePath)>,
 }
 
 /// What comes.

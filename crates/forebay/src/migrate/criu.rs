@@ -3,15 +3,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::mounts::Instead;
 use super::tree::parent_of;
 use crate::error::Error;
-use crate::mountinfo::{self, Mount};
 
 /// The oldest version that copes with kernels of today.
 const OLDEST: (u32, u32) = (4, 1);
@@ -194,25 +193,13 @@ fn run(mut command: Command, images: &Path, log: &str) -> Result<(), Error> {
 /// another.
 struct Namespace {
     fds: [RawFd; 2],
-    bind: Option<(std::ffi::CString, std::ffi::CString)>,
-    /// Whether what was mounted there is let go of, so that it can be unmounted on the machine.
-    instead: bool,
+    instead: Instead,
 }
 
 impl Namespace {
     fn new(fds: [RawFd; 2], mount: Option<(&Path, &Path)>) -> Result<Self, Error> {
-        let text = |path: &Path| {
-            let text = std::ffi::CString::new(path.as_os_str().as_bytes());
-            text.map_err(|error| Error::Usage(format!("{}: {error}", path.display())))
-        };
-        let bind = mount.map(|(seen, real)| Ok::<_, Error>((text(seen)?, text(real)?)));
-        let instead = mount.is_some_and(|(seen, real)| {
-            // What is mounted below it would be lost with it.
-            let mounts = mountinfo::read().unwrap_or_default();
-            let ours = mountinfo::at(&mounts, seen).is_some_and(Mount::is_forebay);
-            ours && !real.starts_with(seen)
-        });
-        Ok(Self { fds, bind: bind.transpose()?, instead })
+        let instead = Instead::of(mount).map_err(Error::io("the mount of the task"))?;
+        Ok(Self { fds, instead })
     }
 
     /// System calls only.
@@ -228,14 +215,7 @@ impl Namespace {
                     libc::MS_REC | libc::MS_SLAVE,
                     null.cast(),
                 ) == 0
-                && self.bind.as_ref().is_none_or(|(seen, real)| {
-                    let at = seen.as_ptr();
-                    let lazy = libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
-                    if self.instead && libc::umount2(at, lazy) != 0 {
-                        return false;
-                    }
-                    libc::mount(real.as_ptr(), at, null, libc::MS_BIND, null.cast()) == 0
-                })
+                && self.instead.put()
                 && self.fds.iter().all(|fd| libc::fcntl(*fd, libc::F_SETFD, 0) == 0)
         };
         if well { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -266,6 +246,11 @@ pub fn reason(log: &str) -> String {
         ("External socket is used", "it has a connection to another program"),
         ("Connected TCP socket, consider", "it has a connection over the network"),
         ("Found dangling tty", "it uses a terminal"),
+        // SO_PASSCRED, which newer kernels know for Unix sockets alone.
+        (
+            "Can't get 1:16 opt",
+            "it has sockets of the network, which this CRIU can't write down on this kernel",
+        ),
     ] {
         if log.contains(said) {
             return meant.to_owned();

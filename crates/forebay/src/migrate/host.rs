@@ -1,6 +1,7 @@
 //! `forebay host-task`: the process that has a task of another node. Its keeper there says what is to be
 //! done; when the keeper is gone, the task is ended.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,15 +12,18 @@ use std::time::{Duration, Instant};
 use forebay_peer::Address;
 use forebay_peer::transport::Listener;
 
-use super::channel::{self, Frame, Incoming, Message, Outgoing, Written};
+use super::body::Looked;
+use super::channel::{self, Beginning, Frame, Incoming, Message, Outgoing, Saved, Written};
+use super::coop::{self, Cooperation};
 use super::criu::Criu;
 use super::images::Images;
 use super::mounts;
+use super::protocol;
 use super::refuse::Route;
 use super::source::{self, Down};
-use super::task::{Image, Sink, Stream, Task, wait_for_end};
+use super::task::{Image, Printing, Sink, Start, Stream, Task, wait_for_end};
 use super::transfer::{Arriving, Sending};
-use crate::control::ControlError;
+use crate::control::{ControlError, WirePath};
 use crate::error::Error;
 use crate::mountinfo;
 
@@ -49,8 +53,8 @@ enum Event {
     Heard(Frame),
     /// The keeper is gone.
     Gone,
-    /// The task has ended.
-    Ended,
+    /// The tree of this generation has ended.
+    Ended(u64),
     /// Something was mounted or unmounted on this machine.
     Mounts,
 }
@@ -71,18 +75,21 @@ pub fn run(settings: &Settings) -> Result<u8, Error> {
         return Ok(0);
     };
     listener.close();
-    let Message::Open { seen, bytes, .. } = open else { return Ok(0) };
-    let images = check(settings, seen.as_path()).and_then(|()| Images::make(None, bytes));
-    let images = match images {
-        Ok(images) => images,
+    let Message::Open { seen, bytes, by_itself, .. } = open else { return Ok(0) };
+    let ready = check(settings, seen.as_path())
+        .and_then(|()| get_ready(bytes, (!by_itself).then_some(&criu)));
+    let (images, cooperation) = match ready {
+        Ok(ready) => ready,
         Err(error) => return refuse(&out, incoming, &error),
     };
     let forward = Arc::new(Forward::new(out.clone()));
     let (events, heard) = mpsc::sync_channel(WAITING);
-    hear(incoming, &events, &forward)?;
-    watch_mounts(&events)?;
+    let wanted = Arc::new(AtomicBool::new(false));
+    hear(incoming, &events, &forward, &wanted)?;
+    let told_of_mounts = Arc::new(AtomicBool::new(false));
+    watch_mounts(&events, &told_of_mounts)?;
     out.say(&Message::Ready).map_err(Error::io("talking to the keeper"))?;
-    let arriving = Some(Arriving::into(images.dir()));
+    let arriving = images.as_ref().map(|images| Arriving::into(images.dir()));
     let host = Host {
         real: settings.mount.clone(),
         seen: seen.0,
@@ -90,19 +97,35 @@ pub fn run(settings: &Settings) -> Result<u8, Error> {
         out,
         forward,
         events,
-        images: Some(images),
+        images,
         arriving,
+        cooperation,
+        wanted,
+        told_of_mounts,
         task: None,
+        generation: 0,
+        last_words: Vec::new(),
         down: None,
     };
     host.serve(&heard)
 }
 
-fn prepare(settings: &Settings) -> Result<(Criu, String, Box<dyn Listener>), Error> {
+/// CRIU, or why it is not there: what a task that saves its state itself can do without.
+type Restorer = Result<Criu, Error>;
+
+/// Room for an image, if one is to come, and where the task registers to save its state.
+fn get_ready(bytes: u64, criu: Option<&Restorer>) -> Result<(Option<Images>, Cooperation), Error> {
+    if let Some(Err(error)) = criu {
+        return Err(told(error).into());
+    }
+    let images = criu.map(|_| Images::make(None, bytes)).transpose()?;
+    Ok((images, Cooperation::listen(protocol::host_socket()?)?))
+}
+
+fn prepare(settings: &Settings) -> Result<(Restorer, String, Box<dyn Listener>), Error> {
     let mut token = String::new();
     io::stdin().read_line(&mut token).map_err(Error::io("standard input"))?;
-    let criu = Criu::find()?;
-    criu.check()?;
+    let criu = Criu::find().and_then(|criu| criu.check().map(|()| criu));
     let other = settings.other_secret.as_deref();
     let listener = channel::listen(&settings.listen, &settings.secret, other)?;
     let Address::Tcp(at) = listener.address() else {
@@ -201,8 +224,9 @@ fn hear(
     mut incoming: Incoming,
     events: &SyncSender<Event>,
     forward: &Arc<Forward>,
+    wanted: &Arc<AtomicBool>,
 ) -> Result<(), Error> {
-    let (events, forward) = (events.clone(), Arc::clone(forward));
+    let (events, forward, wanted) = (events.clone(), Arc::clone(forward), Arc::clone(wanted));
     let run = move || loop {
         let event = match incoming.hear() {
             Ok(Frame::Message(Message::Printed(bytes))) => {
@@ -213,8 +237,13 @@ fn hear(
                 forward.stop(err);
                 continue;
             }
-            Ok(frame) => Event::Heard(frame),
+            Ok(frame) => {
+                let urgent = matches!(frame, Frame::Message(Message::Signal(_) | Message::Kill));
+                wanted.fetch_or(urgent, Ordering::AcqRel);
+                Event::Heard(frame)
+            }
             Err(_) => {
+                wanted.store(true, Ordering::Release);
                 forward.out.close();
                 forward.stop(false);
                 forward.stop(true);
@@ -229,11 +258,14 @@ fn hear(
     thread("keeper", run)
 }
 
-fn watch_mounts(events: &SyncSender<Event>) -> Result<(), Error> {
+fn watch_mounts(events: &SyncSender<Event>, told_of_mounts: &Arc<AtomicBool>) -> Result<(), Error> {
     let events = events.clone();
+    let told = Arc::clone(told_of_mounts);
     // If they can't be watched, `umount` says who has a mount.
     thread("mounts", move || {
-        drop(mounts::tell_of_changes(|| events.send(Event::Mounts).is_ok()));
+        // Of many changes that follow on one another it is told once.
+        let tell = || told.swap(true, Ordering::AcqRel) || events.send(Event::Mounts).is_ok();
+        drop(mounts::tell_of_changes(tell));
     })
 }
 
@@ -298,13 +330,22 @@ impl Sink for Forward {
 struct Host {
     real: PathBuf,
     seen: PathBuf,
-    criu: Criu,
+    criu: Restorer,
     out: Outgoing,
     forward: Arc<Forward>,
     events: SyncSender<Event>,
     images: Option<Images>,
     arriving: Option<Arriving>,
+    cooperation: Cooperation,
+    /// Whether the keeper wants something that can't wait until a task has saved its state.
+    wanted: Arc<AtomicBool>,
+    /// Whether an event of mounts waits to be heard.
+    told_of_mounts: Arc<AtomicBool>,
     task: Option<Task>,
+    /// Which of its trees the task is: one that was started anew is another one.
+    generation: u64,
+    /// Of those before it.
+    last_words: Vec<Printing>,
     down: Option<Down>,
 }
 
@@ -319,15 +360,15 @@ impl Host {
                     taken.map_err(Error::io("writing the image"))?;
                 }
                 Event::Heard(Frame::Message(Message::Kill)) => {
-                    if let Some(task) = self.task.take() {
-                        task.kill().wait();
-                    }
+                    self.last_words.extend(self.task.take().map(Task::kill));
+                    self.last_words.into_iter().for_each(Printing::wait);
                     return Ok(0);
                 }
                 Event::Heard(Frame::Message(message)) => self.obey(message)?,
                 Event::Heard(Frame::Print(..)) => {}
                 Event::Gone => return Ok(1),
-                Event::Ended => {
+                Event::Ended(generation) if generation != self.generation => {}
+                Event::Ended(_) => {
                     let Some(task) = self.task.take() else { continue };
                     let (code, printing) = task.ended();
                     printing.wait();
@@ -338,6 +379,7 @@ impl Host {
                     return Ok(0);
                 }
                 Event::Mounts => {
+                    self.told_of_mounts.store(false, Ordering::Release);
                     if let Some(task) = &self.task {
                         let _ = mounts::let_go(task.init, Some(&self.seen));
                     }
@@ -355,6 +397,7 @@ impl Host {
                 return made.map_err(Error::io("writing the image"));
             }
             Message::Signal(signal) => {
+                self.wanted.store(false, Ordering::Release);
                 if let Some(task) = &self.task {
                     task.signal(signal);
                 }
@@ -369,7 +412,12 @@ impl Host {
                 self.images = None;
                 return said.map_err(Error::io("talking to the keeper"));
             }
-            Message::Look => self.look().map(|bytes| Message::Looked { bytes }),
+            Message::Look => {
+                self.look().map(|Looked { bytes, by_itself }| Message::Looked { bytes, by_itself })
+            }
+            Message::Start(beginning) => self.start(*beginning).map(|()| Message::Started),
+            Message::Save { within_ms } => self.save(within_ms).map(Message::Saved),
+            Message::Finish => self.finish().map(|()| Message::Finished),
             Message::Freeze => self.freeze().map(Message::Frozen),
             _ => Err(Error::Failed("the keeper says something that does not fit".into())),
         };
@@ -380,38 +428,79 @@ impl Host {
     fn restore(&mut self, written: Written) -> Result<(), Error> {
         self.arriving = None;
         let images = self.images.as_ref().ok_or_else(no_task)?;
+        let criu = self.criu.as_ref().map_err(|error| Error::from(told(error)))?;
         let mount = (self.seen != self.real).then_some((&*self.seen, &*self.real));
         let Written { pipes, stopped, .. } = written;
         let image = Image { dir: images.dir(), pipes, stopped, mount };
         let sink = Arc::clone(&self.forward) as Arc<dyn Sink>;
-        self.task = Some(Task::restore(&self.criu, &image, &sink)?);
+        let task = Task::restore(criu, &image, &sink)?;
+        self.cooperation.expect(task.init);
+        self.task = Some(task);
+        Ok(())
+    }
+
+    /// Starts a task that has saved its state, so that it waits.
+    fn start(&mut self, beginning: Beginning) -> Result<(), Error> {
+        let Beginning { command, dir, env } = beginning;
+        let word = |word: WirePath| OsString::from(word.0);
+        let mut start = Start {
+            command: command.into_iter().map(word).collect(),
+            dir: dir.0,
+            env: env.into_iter().map(|(name, value)| (word(name), word(value))).collect(),
+            mount: (self.seen != self.real).then(|| (self.seen.clone(), self.real.clone())),
+        };
+        start.set(coop::VARIABLE, self.cooperation.socket());
+        let sink = Arc::clone(&self.forward) as Arc<dyn Sink>;
+        let task = Task::start(&start, &sink)?;
+        self.cooperation.expect(task.init);
+        self.task = Some(task);
+        Ok(())
+    }
+
+    fn save(&mut self, within_ms: u64) -> Result<Saved, Error> {
+        let task = self.task.as_ref().ok_or_else(no_task)?;
+        let route = Route { mount: Some(&self.seen), same_machine: false };
+        let within = Duration::from_millis(within_ms);
+        let look = (&route, &*self.seen);
+        source::save(task, &self.cooperation, look, within, &self.wanted)
+    }
+
+    /// Has the task end, whose state is saved. What has the task's place stays: it may have to begin here
+    /// again.
+    fn finish(&mut self) -> Result<(), Error> {
+        let task = self.task.as_ref().ok_or_else(no_task)?;
+        source::finish(task, &self.cooperation)?;
+        self.generation += 1;
+        self.last_words.extend(self.task.take().map(Task::kill));
         Ok(())
     }
 
     fn go(&mut self) -> Result<(), Error> {
         let task = self.task.as_ref().ok_or_else(no_task)?;
-        let (init, events) = (task.init, self.events.clone());
+        let (init, generation, events) = (task.init, self.generation, self.events.clone());
         thread("watch", move || {
             wait_for_end(init);
-            let _ = events.send(Event::Ended);
+            let _ = events.send(Event::Ended(generation));
         })?;
         task.go_on()
     }
 
-    fn look(&self) -> Result<u64, Error> {
+    fn look(&self) -> Result<Looked, Error> {
         let task = self.task.as_ref().ok_or_else(no_task)?;
         source::sync_ahead(task, &self.seen);
-        source::look(task, &Route { mount: Some(&self.seen), same_machine: false })
+        let route = Route { mount: Some(&self.seen), same_machine: false };
+        source::look(task, &route, &self.cooperation)
     }
 
     /// Stops the task and sends it. If that fails, it goes on here, unless the keeper is gone.
     fn freeze(&mut self) -> Result<Written, Error> {
         let task = self.task.as_mut().ok_or_else(no_task)?;
         let route = Route { mount: Some(&self.seen), same_machine: false };
-        let images = Images::make(None, source::look(task, &route)?)?;
+        let criu = self.criu.as_ref().map_err(|error| Error::from(told(error)))?;
+        let images = Images::make(None, source::look(task, &route, &self.cooperation)?.bytes)?;
         let sending = Sending::start(images.dir(), &self.out);
         let sending = sending.map_err(Error::io("starting a thread"))?;
-        let down = source::write_down(task, &self.criu, images.dir(), &self.seen);
+        let down = source::write_down(task, criu, images.dir(), &self.seen);
         // Also if that failed: nothing of it may come after the answer.
         let sent = sending.finish();
         let down = down?;
@@ -433,7 +522,10 @@ impl Host {
     fn resume(&mut self) -> Result<(), Error> {
         match (self.down.take(), &self.task) {
             (Some(down), Some(task)) => down.go_on(task),
-            _ => Ok(()),
+            _ => {
+                self.cooperation.stay();
+                Ok(())
+            }
         }
     }
 }
@@ -466,7 +558,10 @@ mod tests {
 
     #[test]
     fn token_when_not_that_of_the_host_or_empty_then_not_let_in() {
-        let open = |token: &str| Message::Open { token: token.into(), seen: "/m".into(), bytes: 0 };
+        let open = |token: &str| {
+            let (token, seen) = (token.into(), "/m".into());
+            Message::Open { token, seen, bytes: 0, by_itself: false }
+        };
         assert!(is_for(&open("abc"), "abc"));
         assert!(!is_for(&open("abd"), "abc") && !is_for(&open(""), ""));
         assert!(!is_for(&Message::Ready, "abc"));

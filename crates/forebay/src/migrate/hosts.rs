@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
-use super::launch;
+use super::{images, launch};
 use crate::config::{ClusterSettings, MountConfig};
 use crate::control::{ControlError, ControlResult, ErrorKind, TaskHost};
 
@@ -112,7 +112,11 @@ fn start(config: &MountConfig) -> ControlResult<Place> {
     if said.is_err() {
         end(&child);
     }
-    let reap = move || drop(child.wait());
+    let reap = move || {
+        let _ = child.wait();
+        // If it was killed, its image is as large as the task.
+        images::remove_left_behind();
+    };
     let _ = std::thread::Builder::new().name("host-task".into()).spawn(reap);
     let line = said.map_err(|error| failed("the process that would have the task", &error))?;
     match line.trim().parse() {

@@ -117,7 +117,7 @@ fn choose(tree_bytes: u64) -> Result<PathBuf, Error> {
         Some(plan::Place::Disk) => Ok(ON_DISK.into()),
         None => Err(Error::Failed(format!(
             "there is no room for the image of the task and for its copy ({} each): {} of memory are \
-             free, {} in {ON_DISK}; --images names another directory",
+             free, {} in {ON_DISK}",
             format_bytes(tree_bytes),
             format_bytes(room.memory_bytes),
             format_bytes(room.on_disk_bytes),

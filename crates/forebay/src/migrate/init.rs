@@ -2,7 +2,9 @@
 //! whoever has lost his parent, and ends as the command does. Everything else ends with it.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,6 +14,8 @@ use crate::run::children::code_of;
 /// The argument that stands for it. It is looked for before all others are parsed: this process is
 /// part of each image, and what it has not allocated is not copied.
 pub const NAME: &str = "run-init";
+/// The pipe by which a byte comes when the command is to begin.
+pub const HOLD: i32 = 4;
 
 /// What is passed on to the command.
 const SIGNALS: [libc::c_int; 6] =
@@ -27,8 +31,18 @@ extern "C" fn pass_on(signal: libc::c_int) {
     }
 }
 
+/// Waits for the byte; false if it does not come, as whoever would send it is gone.
+fn is_told_to_begin() -> bool {
+    // SAFETY: whoever has started this process has put a pipe there, and nobody else uses it.
+    let mut pipe = File::from(unsafe { OwnedFd::from_raw_fd(HOLD) });
+    pipe.read_exact(&mut [0]).is_ok()
+}
+
 /// Runs the command and returns its exit code.
 pub fn run(command: &[OsString]) -> u8 {
+    if !is_told_to_begin() {
+        return 1;
+    }
     let Some((program, args)) = command.split_first() else { return 127 };
     let child = match Command::new(program).args(args).process_group(0).spawn() {
         Ok(child) => child,

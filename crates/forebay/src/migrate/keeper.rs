@@ -9,21 +9,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use super::body::{Body, Down};
+use super::body::{Body, Down, Looked};
 use super::channel::Written;
+use super::coop::{self, Cooperation};
 use super::criu::Criu;
 use super::images::Images;
 use super::mounts;
 use super::protocol::{Answer, Ask, Caller, HOME, Moved, Spot, TaskRecord};
 use super::refuse::Route;
 use super::remote::{End, Remote};
+use super::restart;
 use super::targets;
-use super::task::{Gate, Image, Sink, Stream, Task, wait_for_end};
+use super::task::{Gate, Image, Sink, Start, Stream, Task, wait_for_end};
 use super::transfer::Sending;
 use crate::control::{ControlError, ErrorKind, WirePath};
 use crate::error::Error;
 use crate::mountinfo;
-use crate::run::record::began;
+use crate::run::record::{began, now_ms};
 use crate::signals;
 
 /// What it is started with.
@@ -36,6 +38,21 @@ pub struct Settings {
     pub mount: Option<PathBuf>,
     /// The program and its arguments.
     pub command: Vec<OsString>,
+    /// Where it runs.
+    pub dir: PathBuf,
+}
+
+impl Settings {
+    /// How the task is started at first.
+    pub(super) fn start(&self) -> Start {
+        Start {
+            command: self.command.clone(),
+            dir: self.dir.clone(),
+            // What another run says of a task is nothing of this one.
+            env: std::env::vars_os().filter(|(name, _)| !restart::is_own(name)).collect(),
+            mount: None,
+        }
+    }
 }
 
 /// What it hears of.
@@ -70,7 +87,7 @@ impl Sink for Print {
 
 /// Where a task is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// Where it was started.
     Home,
     /// On this machine, with another mount in the place of its own.
@@ -101,16 +118,22 @@ impl std::fmt::Display for Place {
     }
 }
 
-struct Keeper {
-    settings: Settings,
+pub(super) struct Keeper {
+    pub(super) settings: Settings,
     spot: Spot,
     record: TaskRecord,
     sink: Arc<dyn Sink>,
     events: Sender<Event>,
-    place: Place,
+    pub(super) place: Place,
     /// Which attempt has made the tree that is the task.
-    generation: u64,
-    attempts: u64,
+    pub(super) generation: u64,
+    pub(super) attempts: u64,
+    /// Where it registers, if it saves its state itself.
+    pub(super) cooperation: Cooperation,
+    /// Whether a signal for the task waits to be heard.
+    pub(super) wanted: Arc<AtomicBool>,
+    /// How often it was started from a state that it had saved.
+    pub(super) restarts: u64,
     /// Whether an event of mounts waits to be heard.
     told_of_mounts: Arc<AtomicBool>,
 }
@@ -128,12 +151,17 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
         job: settings.job.clone(),
         pid: own,
         process_began: began(own).unwrap_or(0),
+        mount: settings.mount.clone().map(Into::into),
         ..TaskRecord::default()
     };
     let sink: Arc<dyn Sink> = Arc::new(Print);
-    let dir = std::env::current_dir().map_err(Error::io("the current directory"))?;
-    let task = Task::start(&settings.command, &dir, &sink);
+    let cooperation = Cooperation::listen(spot.save_socket())?;
+    let mut start = settings.start();
+    start.set(coop::VARIABLE, cooperation.socket());
+    let task = Task::start(&start, &sink);
     let task = task.inspect_err(|_| spot.clear())?;
+    // Before it begins, and can register.
+    cooperation.expect(task.init);
     let (place, told_of_mounts) = (Place::Home, Arc::new(AtomicBool::new(false)));
     let mut keeper = Keeper {
         settings,
@@ -144,6 +172,9 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
         place,
         generation: 0,
         attempts: 0,
+        cooperation,
+        wanted: Arc::new(AtomicBool::new(false)),
+        restarts: 0,
         told_of_mounts,
     };
     let code = keeper.keep(Body::Here(task), &heard, listener);
@@ -159,11 +190,14 @@ impl Keeper {
         listener: std::os::unix::net::UnixListener,
     ) -> Result<u8, Error> {
         self.watch(&task)?;
+        // Before it begins: whoever sees what it does may want it elsewhere.
+        self.spot.note(&self.record)?;
         let events = self.events.clone();
         thread("asked", move || hear_asks(&listener, &events))?;
-        let events = self.events.clone();
+        let (events, wanted) = (self.events.clone(), Arc::clone(&self.wanted));
         thread("signals", move || {
             while let Ok(signal) = signals::wait_for_end() {
+                wanted.store(true, Ordering::Release);
                 if events.send(Event::Signal(signal)).is_err() {
                     return;
                 }
@@ -180,7 +214,7 @@ impl Keeper {
                 crate::commands::warn(&format!("mounts of this machine are not watched: {error}"));
             }
         })?;
-        self.spot.note(&self.record)?;
+        task.begin()?;
         let mut task = Some(task);
         while let Ok(event) = heard.recv() {
             let Some(now) = task.as_mut() else { break };
@@ -197,7 +231,10 @@ impl Keeper {
                     )));
                 }
                 Event::Ended(..) | Event::Lost(..) => {}
-                Event::Signal(signal) => now.signal(signal),
+                Event::Signal(signal) => {
+                    self.heed();
+                    now.signal(signal);
+                }
                 Event::Mounts => self.let_go(now),
                 Event::Ask(mut caller, ask) => {
                     let moved = self.migrate(&mut task, &ask, &mut |text| {
@@ -207,10 +244,13 @@ impl Keeper {
                         Ok(moved) => Answer::Moved(moved),
                         Err(error) => Answer::Failed(told(&error)),
                     });
+                    let Some(now) = &task else {
+                        return Err(Error::Failed(
+                            "the task has saved its state and ended, and could not be started again".into(),
+                        ));
+                    };
                     // It has a copy of what was mounted when it was restored.
-                    if let Some(now) = &task {
-                        self.let_go(now);
-                    }
+                    self.let_go(now);
                 }
             }
         }
@@ -227,7 +267,7 @@ impl Keeper {
     }
 
     /// Has the end of this tree be heard of.
-    fn watch(&self, task: &Body) -> Result<(), Error> {
+    pub(super) fn watch(&self, task: &Body) -> Result<(), Error> {
         // Of one on another node the connection tells.
         let Body::Here(task) = task else { return Ok(()) };
         let (init, generation, events) = (task.init, self.generation, self.events.clone());
@@ -240,23 +280,42 @@ impl Keeper {
     /// What a migration needs, while the task still runs.
     fn set_out(&mut self, body: &mut Body, ask: &Ask) -> Result<Journey, Error> {
         let target = self.target(&ask.target.0)?;
+        let mount = self.settings.mount.as_deref();
+        let below = mount.unwrap_or(Path::new("/")).to_owned();
+        let same_machine = !self.place.is_elsewhere() && !target.is_elsewhere();
+        let looked = body.look(&Route { mount, same_machine }, &below, &self.cooperation)?;
+        let Looked { bytes, by_itself } = looked;
+        if target == self.place && (!by_itself || ask.also.is_empty()) {
+            return Err(Error::Usage(format!("the task is at {target} already")));
+        }
+        if !by_itself && !ask.also.is_empty() {
+            return Err(Error::Usage(
+                "several nodes are for a task that has registered to save its state itself".into(),
+            ));
+        }
+        let nodes = match (by_itself, mount) {
+            (true, Some(mount)) => nodes(mount, &ask.target.0, &ask.also)?,
+            _ => Vec::new(),
+        };
+        let images = ask.images.as_ref().map(WirePath::as_path);
+        let images = (!by_itself).then(|| Images::make(images, bytes)).transpose();
+        let images = images.map_err(|error| match &ask.images {
+            None => Error::Failed(format!("{error}; --images names another directory")),
+            Some(_) => error,
+        })?;
         let criu = match (&self.place, &target) {
+            _ if by_itself => None,
             // What they have there they look for there.
             (Place::Node { .. }, Place::Node { .. }) => None,
             _ => Some(Criu::find().and_then(|criu| criu.check().map(|()| criu))?),
         };
-        let mount = self.settings.mount.as_deref();
-        let below = mount.unwrap_or(Path::new("/")).to_owned();
-        let elsewhere = self.place.is_elsewhere() || target.is_elsewhere();
-        let bytes = body.look(&Route { mount, same_machine: !elsewhere }, &below)?;
-        let images = Images::make(ask.images.as_ref().map(WirePath::as_path), bytes)?;
         let gate = Gate::new(&self.sink);
         self.attempts += 1;
         let host = match &target {
-            Place::Node { number, .. } => Some(self.reach(*number, &below, bytes, &gate)?),
+            Place::Node { number, .. } => Some(self.reach(*number, &below, looked, &gate)?),
             _ => None,
         };
-        Ok(Journey { target, criu, below, images, gate, host })
+        Ok(Journey { target, criu, below, images, gate, host, nodes, same_machine, bytes })
     }
 
     /// The whole of a migration. Whatever fails, the task is where it was, and runs.
@@ -268,12 +327,16 @@ impl Keeper {
     ) -> Result<Moved, Error> {
         let Some(body) = slot.as_mut() else { return Err(ended()) };
         let mut journey = self.set_out(body, ask)?;
+        if journey.images.is_none() {
+            return self.restart(slot, journey, ask, doing);
+        }
         doing("stopping the task and writing it down");
         let stopped = Instant::now();
         let (down, sending) = journey.write_down(body)?;
         let dumped = stopped.elapsed();
         doing("restoring it at the target");
         let Journey { target, criu, images, gate, host, .. } = journey;
+        let images = images.ok_or_else(ended)?;
         let restored = match (host, sending) {
             (Some(host), Some(sending)) => restore_there(host, sending, down.written()),
             _ => self.restore_here(criu.as_ref(), &images, down.written(), &target, &gate),
@@ -293,6 +356,9 @@ impl Keeper {
         self.generation = self.attempts;
         old.doom();
         let going = slot.as_ref().map_or(Ok(()), |body| {
+            if let Body::Here(task) = body {
+                self.cooperation.expect(task.init);
+            }
             self.watch(body)?;
             body.begin()
         });
@@ -311,6 +377,7 @@ impl Keeper {
             bytes: images.bytes(),
             processes: down.written().processes,
             files: down.written().files,
+            by_itself: false,
         })
     }
 
@@ -335,7 +402,13 @@ impl Keeper {
     }
 
     /// A node that is ready for the task.
-    fn reach(&self, node: u16, seen: &Path, bytes: u64, gate: &Arc<Gate>) -> Result<Remote, Error> {
+    fn reach(
+        &self,
+        node: u16,
+        seen: &Path,
+        looked: Looked,
+        gate: &Arc<Gate>,
+    ) -> Result<Remote, Error> {
         let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
         let host = targets::host(seen, &mounts, node)?;
         let (attempt, events) = (self.attempts, self.events.clone());
@@ -346,7 +419,7 @@ impl Keeper {
             };
             let _ = events.send(event);
         });
-        Remote::reach(&host, seen, bytes, Arc::clone(gate) as Arc<dyn Sink>, end)
+        Remote::reach(&host, seen, looked, Arc::clone(gate) as Arc<dyn Sink>, end)
     }
 
     /// Where somebody wants the task to be.
@@ -364,9 +437,6 @@ impl Keeper {
                 },
             },
         };
-        if target == self.place {
-            return Err(Error::Usage(format!("the task is at {target} already")));
-        }
         let own = own.ok_or_else(no_mount)?;
         // What is on other nodes belongs to the cluster of the mount that the task was started with.
         let at = |place: &Place| match place {
@@ -381,8 +451,13 @@ impl Keeper {
         Ok(target)
     }
 
-    fn note(&mut self) {
+    pub(super) fn note(&mut self) {
         self.record.migrations += 1;
+        self.record.moved_ms = Some(now_ms());
+        self.record.node = match &self.place {
+            Place::Node { number, .. } => Some(*number),
+            Place::Home | Place::Mount(_) => None,
+        };
         self.record.place = (self.place != Place::Home).then(|| self.place.to_string());
         if let Err(error) = self.spot.note(&self.record) {
             crate::commands::warn(&format!("`forebay jobs` shows an old place: {error}"));
@@ -391,21 +466,27 @@ impl Keeper {
 }
 
 /// A migration on its way.
-struct Journey {
-    target: Place,
+pub(super) struct Journey {
+    pub(super) target: Place,
     criu: Option<Criu>,
     /// Where the task's files are, as it sees them.
-    below: PathBuf,
-    images: Images,
-    gate: Arc<Gate>,
-    host: Option<Remote>,
+    pub(super) below: PathBuf,
+    /// Where its image goes, if it does not save its state itself.
+    images: Option<Images>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) host: Option<Remote>,
+    /// The machines that it shall use from then on, if it saves its state itself.
+    pub(super) nodes: Vec<String>,
+    pub(super) same_machine: bool,
+    /// Bytes that it has in memory.
+    pub(super) bytes: u64,
 }
 
 impl Journey {
     /// Stops the task and writes it down; meanwhile the image goes to the node that waits for it. If that
     /// fails, the task goes on.
     fn write_down(&mut self, body: &mut Body) -> Result<(Down, Option<Sending>), Error> {
-        let dir = self.images.dir();
+        let dir = self.images.as_ref().ok_or_else(ended)?.dir();
         let sending = self.host.as_ref().map(|host| host.send(dir)).transpose()?;
         match body.write_down(self.criu.as_ref(), dir, &self.below) {
             Ok(down) => Ok((down, sending)),
@@ -420,6 +501,14 @@ impl Journey {
             }
         }
     }
+}
+
+/// The machines of nodes, the one where the task itself goes before the others.
+fn nodes(mount: &Path, target: &Path, also: &[String]) -> Result<Vec<String>, Error> {
+    let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
+    let target = if target.is_absolute() { HOME.into() } else { target.to_string_lossy() };
+    let names = [target.into_owned()].into_iter().chain(also.iter().cloned());
+    targets::machines(mount, &mounts, &names.collect::<Vec<_>>())
 }
 
 /// The stopped task on another node: stopped, and told to go on. If this fails, that node never runs it.
@@ -457,7 +546,7 @@ pub(super) fn told(error: &Error) -> ControlError {
     ControlError::new(kind, error.to_string())
 }
 
-fn ended() -> Error {
+pub(super) fn ended() -> Error {
     Error::Failed("it has ended".into())
 }
 
@@ -467,6 +556,6 @@ fn no_mount() -> Error {
     )
 }
 
-fn ms(time: std::time::Duration) -> f64 {
+pub(super) fn ms(time: std::time::Duration) -> f64 {
     (time.as_secs_f64() * 10_000.0).round() / 10.0
 }

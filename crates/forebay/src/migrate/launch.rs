@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::init;
+use super::mounts::Instead;
 
 /// What a task begins with.
 pub struct Beginning<'a> {
@@ -16,6 +17,12 @@ pub struct Beginning<'a> {
     pub dir: &'a Path,
     /// Its standard output and standard error.
     pub outputs: &'a [OwnedFd; 2],
+    /// Its environment.
+    pub env: &'a [(OsString, OsString)],
+    /// The mount as it sees it, and the one that is there for it.
+    pub mount: Option<(&'a Path, &'a Path)>,
+    /// The command does not begin before a byte comes by this pipe.
+    pub hold: &'a OwnedFd,
 }
 
 /// This program, under a name by which it can be found in other mount namespaces, too.
@@ -37,6 +44,8 @@ struct Prepared {
     dir: CString,
     outputs: [i32; 2],
     failure: i32,
+    instead: Instead,
+    hold: i32,
 }
 
 fn c_string(bytes: &[u8]) -> io::Result<CString> {
@@ -52,7 +61,7 @@ pub fn launch(beginning: &Beginning<'_>) -> io::Result<i32> {
         args.push(c_string(word.as_bytes())?);
     }
     let mut env = Vec::new();
-    for (name, value) in std::env::vars_os() {
+    for (name, value) in beginning.env {
         env.push(c_string(&[name.as_bytes(), b"=", value.as_bytes()].concat())?);
     }
     let (failed, failure) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -63,6 +72,8 @@ pub fn launch(beginning: &Beginning<'_>) -> io::Result<i32> {
         dir: c_string(beginning.dir.as_os_str().as_bytes())?,
         outputs: [beginning.outputs[0].as_raw_fd(), beginning.outputs[1].as_raw_fd()],
         failure: failure.as_raw_fd(),
+        instead: Instead::of(beginning.mount)?,
+        hold: beginning.hold.as_raw_fd(),
     };
     let args: Vec<*const libc::c_char> = pointers(&prepared.args);
     let env: Vec<*const libc::c_char> = pointers(&prepared.env);
@@ -108,6 +119,7 @@ unsafe fn become_init(
         let slave = libc::MS_REC | libc::MS_SLAVE;
         let null = std::ptr::null();
         let mut well = libc::mount(null, c"/".as_ptr(), null, slave, null.cast()) == 0;
+        well = well && prepared.instead.put();
         well = well && libc::setsid() >= 0;
         well = well && libc::chdir(prepared.dir.as_ptr()) == 0;
         well = well && libc::dup2(prepared.outputs[0], 1) >= 0;
@@ -116,8 +128,12 @@ unsafe fn become_init(
         well = nothing >= 0 && libc::dup2(nothing, 0) >= 0;
         well = well && libc::dup3(prepared.failure, 3, libc::O_CLOEXEC) >= 0;
         let report = if well { 3 } else { prepared.failure };
+        // Nothing that is needed is there: the three standard ones and the report come before it.
+        let held = prepared.hold;
+        well = well && (held == init::HOLD || libc::dup2(held, init::HOLD) >= 0);
+        well = well && libc::fcntl(init::HOLD, libc::F_SETFD, 0) == 0;
         if well {
-            libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0);
+            libc::syscall(libc::SYS_close_range, init::HOLD + 1, u32::MAX, 0);
             well = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0;
             let mut none = std::mem::zeroed();
             libc::sigemptyset(&mut none);

@@ -14,13 +14,19 @@
 //!   has the task there; [`remote`] is the keeper's view of it. [`channel`] is what the two say to each
 //!   other, [`transfer`] an image on its way.
 //!
+//! - [`auto`]: migrations that nobody asks for.
+//! - Tasks that save their state themselves: [`coop`] has those who have registered, [`restart`] is their
+//!   migration.
+//!
 //! A migration never has two copies of a task run. The one at the source is stopped before its image is
 //! complete; the one at the target is restored stopped, and goes on only from there on, while the source
 //! goes on no more and is killed: on this machine before the other goes on, with another node when that one
 //! was told to. Whatever fails before has the source go on.
 
+pub mod auto;
 pub mod body;
 pub mod channel;
+pub mod coop;
 pub mod criu;
 pub mod host;
 pub mod hosts;
@@ -33,6 +39,7 @@ pub mod plan;
 pub mod protocol;
 pub mod refuse;
 pub mod remote;
+pub mod restart;
 pub mod source;
 pub mod targets;
 pub mod task;

@@ -15,6 +15,42 @@ use rustix::event::{PollFd, PollFlags};
 use super::tree::parent_of;
 use crate::mountinfo::{self, Mount};
 
+/// A mount that a task is to have in the place of the one that it knows, in a mount namespace of its own.
+#[derive(Default)]
+pub struct Instead {
+    bind: Option<(CString, CString)>,
+    /// Whether what was mounted there is let go of, so that it can be unmounted on the machine.
+    unmounts: bool,
+}
+
+impl Instead {
+    /// Where the task sees it, and where it is. Nothing changes nothing.
+    pub fn of(mount: Option<(&Path, &Path)>) -> io::Result<Self> {
+        let Some((seen, real)) = mount else { return Ok(Self::default()) };
+        let text = |path: &Path| {
+            let text = CString::new(path.as_os_str().as_bytes());
+            text.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+        };
+        let mounts = mountinfo::read().unwrap_or_default();
+        let ours = mountinfo::at(&mounts, seen).is_some_and(Mount::is_forebay);
+        // What is mounted below it would be lost with it.
+        let unmounts = ours && !real.starts_with(seen);
+        Ok(Self { bind: Some((text(seen)?, text(real)?)), unmounts })
+    }
+
+    /// Puts it there; system calls only.
+    pub fn put(&self) -> bool {
+        let Some((seen, real)) = &self.bind else { return true };
+        let (at, null) = (seen.as_ptr(), std::ptr::null());
+        let lazy = libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
+        // SAFETY: the strings end with NUL and outlive the calls.
+        unsafe {
+            (!self.unmounts || libc::umount2(at, lazy) == 0)
+                && libc::mount(real.as_ptr(), at, null, libc::MS_BIND, null.cast()) == 0
+        }
+    }
+}
+
 /// Tells of each change of this process's mounts, until nobody listens any more.
 pub fn tell_of_changes(mut tell: impl FnMut() -> bool) -> io::Result<()> {
     let list = File::open("/proc/self/mountinfo")?;

@@ -36,15 +36,46 @@ pub struct TaskRecord {
     pub place: Option<String>,
     /// How often it was migrated.
     pub migrations: u64,
+    /// The mount of its files.
+    pub mount: Option<WirePath>,
+    /// The node where it is, if that is another one than where it was started.
+    pub node: Option<u16>,
+    /// When it was last migrated, in milliseconds since 1970.
+    pub moved_ms: Option<u64>,
 }
 
 /// What a task is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// Where it shall go: [`HOME`], or a mount point.
+    /// Where it shall go: [`HOME`], a mount point, or a node.
     pub target: WirePath,
+    /// Further nodes that one which saves its state itself shall use from then on.
+    #[serde(default)]
+    pub also: Vec<String>,
+    /// How long that may take, in milliseconds.
+    #[serde(default = "save_within_ms")]
+    pub save_within_ms: u64,
     /// Where its image goes in between.
     pub images: Option<WirePath>,
+}
+
+impl Ask {
+    /// To go to this node, as if nothing else had been said.
+    pub fn to(node: String) -> Self {
+        Self {
+            target: node.into(),
+            also: Vec::new(),
+            save_within_ms: save_within_ms(),
+            images: None,
+        }
+    }
+}
+
+/// How long a task may take to save its state unless somebody says otherwise.
+const SAVE_WITHIN: Duration = Duration::from_secs(60);
+
+fn save_within_ms() -> u64 {
+    u64::try_from(SAVE_WITHIN.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The target that stands for where a task was started.
@@ -84,6 +115,8 @@ pub struct Moved {
     pub processes: usize,
     /// Files that were open for writing, and brought to where the target sees them.
     pub files: usize,
+    /// Whether it saved its state itself, and was started anew.
+    pub by_itself: bool,
 }
 
 /// Where the record and the socket of a task are.
@@ -91,6 +124,28 @@ pub struct Moved {
 pub struct Spot {
     record: PathBuf,
     socket: PathBuf,
+}
+
+/// Where a task registers that this process has for another node.
+pub fn host_socket() -> Result<PathBuf, Error> {
+    let parent = dir();
+    make_private_dir(&parent, rustix::process::geteuid().as_raw())?;
+    remove_sockets_of_dead_hosts(&parent);
+    Ok(parent.join(format!("{HOST}{}.save", std::process::id())))
+}
+
+/// How the names of the sockets of hosts begin.
+const HOST: &str = "host-";
+
+fn remove_sockets_of_dead_hosts(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(HOST)?.strip_suffix(".save"));
+        let pid = pid.and_then(|pid| pid.parse::<i32>().ok());
+        if pid.is_some_and(|pid| began(pid).is_none()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn dir() -> PathBuf {
@@ -136,8 +191,14 @@ impl Spot {
         fs::rename(&new, &self.record).map_err(failed())
     }
 
-    /// Takes both away.
+    /// Where its task registers to save its state.
+    pub fn save_socket(&self) -> PathBuf {
+        self.socket.with_extension("save")
+    }
+
+    /// Takes all of it away.
     pub fn clear(&self) {
+        let _ = fs::remove_file(self.save_socket());
         let _ = fs::remove_file(&self.record);
         let _ = fs::remove_file(&self.socket);
     }
@@ -231,7 +292,7 @@ impl Caller {
 }
 
 /// Only processes of the same user, or of root, are talked to.
-fn is_ours(stream: &UnixStream) -> io::Result<()> {
+pub(super) fn is_ours(stream: &UnixStream) -> io::Result<()> {
     let them = rustix::net::sockopt::socket_peercred(stream)?.uid;
     match them == rustix::process::geteuid() || them.is_root() {
         true => Ok(()),
@@ -281,7 +342,8 @@ mod tests {
 
     #[test]
     fn lines_when_sent_then_received_and_too_long_ones_refused() {
-        let ask = Ask { target: "/mnt/b".into(), images: None };
+        let target = "/mnt/b".into();
+        let ask = Ask { target, also: vec!["n2".into()], save_within_ms: 7, images: None };
         let mut line = Vec::new();
         send(&mut line, &ask).unwrap();
         assert_eq!(receive::<Ask>(&mut &line[..]).unwrap(), Some(ask));

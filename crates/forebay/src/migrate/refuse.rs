@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     fn opened(path: &str, kind: Kind) -> Opened {
-        Opened { pid: 7, name: "p".into(), fd: 3, path: path.into(), kind }
+        Opened { pid: 7, name: "p".into(), by: "fd/3".into(), path: path.into(), kind }
     }
 
     #[test]

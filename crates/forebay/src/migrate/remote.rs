@@ -7,7 +7,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::channel::{self, Frame, Incoming, Message, Outgoing, Written};
+use super::body::Looked;
+use super::channel::{self, Beginning, Frame, Incoming, Message, Outgoing, Saved, Written};
 use super::task::{Printing, Sink, Stream};
 use super::transfer::{Arriving, Sending};
 use crate::control::{TaskHost, WirePath};
@@ -54,10 +55,11 @@ impl Remote {
     pub fn reach(
         host: &TaskHost,
         seen: &Path,
-        bytes: u64,
+        looked: Looked,
         sink: Arc<dyn Sink>,
         end: OnEnd,
     ) -> Result<Self, Error> {
+        let Looked { bytes, by_itself } = looked;
         let other = host.other_secret.as_ref().map(WirePath::as_path);
         let wire = channel::connect(&host.at, host.secret.as_path(), other)?;
         let failed = || Error::io("talking to the node");
@@ -75,7 +77,7 @@ impl Remote {
             .spawn(move || hear(incoming, &own, &frames, &prints, end))
             .map_err(Error::io("starting a thread"))?;
         let seen = seen.into();
-        remote.say(&Message::Open { token: host.token.clone(), seen, bytes })?;
+        remote.say(&Message::Open { token: host.token.clone(), seen, bytes, by_itself })?;
         match remote.answer(READY_LIMIT)? {
             Message::Ready => Ok(remote),
             other => Err(remote.unfit(&other)),
@@ -97,6 +99,35 @@ impl Remote {
         }
     }
 
+    /// Has a task that has saved its state started there; it does not run yet.
+    pub fn start(&self, beginning: &Beginning) -> Result<(), Error> {
+        self.say(&Message::Start(Box::new(beginning.clone())))?;
+        match self.answer(WORK_LIMIT)? {
+            Message::Started => Ok(()),
+            other => Err(self.unfit(&other)),
+        }
+    }
+
+    /// Has it save its state itself, after which it waits. If that fails, it goes on there, unless it has
+    /// ended or the connection is gone.
+    pub fn save(&self, within: Duration) -> Result<Saved, Error> {
+        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        self.say(&Message::Save { within_ms })?;
+        match self.answer(A_DAY)? {
+            Message::Saved(saved) => Ok(saved),
+            other => Err(self.unfit(&other)),
+        }
+    }
+
+    /// Has it end there, as it has saved its state.
+    pub fn finish(&self) -> Result<(), Error> {
+        self.say(&Message::Finish)?;
+        match self.answer(A_DAY)? {
+            Message::Finished => Ok(()),
+            other => Err(self.unfit(&other)),
+        }
+    }
+
     /// From here on it is the task. If this fails, the node was not told, and never runs it.
     pub fn go(&self) -> Result<(), Error> {
         self.say(&Message::Go)
@@ -107,13 +138,13 @@ impl Remote {
         let _ = self.answer(A_DAY);
     }
 
-    /// Bytes that it has in memory, if it can be migrated.
-    pub fn look(&mut self) -> Result<u64, Error> {
+    /// How large it is, if it can be migrated.
+    pub fn look(&mut self) -> Result<Looked, Error> {
         self.say(&Message::Look)?;
         match self.answer(A_DAY)? {
-            Message::Looked { bytes } => {
+            Message::Looked { bytes, by_itself } => {
                 self.bytes = bytes;
-                Ok(bytes)
+                Ok(Looked { bytes, by_itself })
             }
             other => Err(self.unfit(&other)),
         }
@@ -304,8 +335,9 @@ mod tests {
         let secret = WirePath(secret);
         let host = TaskHost { at, token: "t".into(), secret, other_secret: None };
         let (ended, end) = mpsc::channel();
+        let looked = Looked { bytes: 0, by_itself: false };
         let on_end = Box::new(move |end| drop(ended.send(end)));
-        let remote = Remote::reach(&host, dir, 0, Arc::new(Nowhere), on_end).unwrap();
+        let remote = Remote::reach(&host, dir, looked, Arc::new(Nowhere), on_end).unwrap();
         (remote, end, node)
     }
 
@@ -323,15 +355,15 @@ mod tests {
             assert_eq!(said(incoming), Message::Look);
             // Later than one that is to get ready may be.
             std::thread::sleep(READY_LIMIT + READY_LIMIT / 2);
-            out.say(&Message::Looked { bytes: 5 }).unwrap();
+            out.say(&Message::Looked { bytes: 5, by_itself: false }).unwrap();
             assert_eq!(said(incoming), Message::Look);
-            out.say(&Message::Looked { bytes: 6 }).unwrap();
+            out.say(&Message::Looked { bytes: 6, by_itself: true }).unwrap();
             assert_eq!(said(incoming), Message::Freeze);
             out.say(&Message::Frozen(Written { processes: 3, ..Written::default() })).unwrap();
             assert_eq!(said(incoming), Message::Resume);
         });
-        assert_eq!(remote.look().unwrap(), 5);
-        assert_eq!(remote.look().unwrap(), 6);
+        assert_eq!(remote.look().unwrap(), Looked { bytes: 5, by_itself: false });
+        assert_eq!(remote.look().unwrap(), Looked { bytes: 6, by_itself: true });
         assert_eq!(remote.write_down(dir.path()).unwrap().processes, 3);
         assert!(!remote.is_gone());
         remote.go_on().unwrap();
@@ -343,7 +375,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (remote, _end, node) = on_node(dir.path(), |out, incoming| {
             assert_eq!(said(incoming), Message::Freeze);
-            out.say(&Message::Looked { bytes: 5 }).unwrap();
+            out.say(&Message::Looked { bytes: 5, by_itself: false }).unwrap();
             // A node that has stopped the task must not wait for what nobody says.
             assert!(incoming.hear().is_err());
         });

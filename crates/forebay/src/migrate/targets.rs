@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::protocol::HOME;
 use crate::control::{
     Client, ClusterNode, ClusterReply, ClusterRequest, ClusterStatus, NodeState, Reply, Request,
     TaskHost,
@@ -43,6 +44,23 @@ pub fn node(mount: &Path, mounts: &[Mount], name: &str) -> Result<Option<(u16, S
     let status = nodes_of(forebay_at(mount, mounts)?, mounts)?;
     let none = || Error::Usage(format!("{} is not part of a cluster", mount.display()));
     choose(&status.ok_or_else(none)?, name)
+}
+
+/// The machines of nodes of a mount's cluster, each by its number or its machine, or [`HOME`] for the
+/// mount's own; none if it is in no cluster and its own alone is meant.
+pub fn machines(mount: &Path, mounts: &[Mount], names: &[String]) -> Result<Vec<String>, Error> {
+    let status = nodes_of(forebay_at(mount, mounts)?, mounts)?;
+    match &status {
+        None if names == [HOME] => Ok(Vec::new()),
+        None => Err(Error::Usage(format!("{} is not part of a cluster", mount.display()))),
+        Some(status) => names.iter().map(|name| machine(status, name)).collect(),
+    }
+}
+
+fn machine(status: &ClusterStatus, name: &str) -> Result<String, Error> {
+    let chosen = if name == HOME { None } else { choose(status, name)? };
+    let own = || status.nodes.iter().find(|node| node.node == status.this);
+    Ok(chosen.map_or_else(|| own().map_or_else(String::new, |node| node.host.clone()), |it| it.1))
 }
 
 fn choose(status: &ClusterStatus, name: &str) -> Result<Option<(u16, String)>, Error> {

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -170,24 +170,36 @@ pub struct Task {
     /// Those that had been stopped when its image was made.
     pub stopped: BTreeSet<i32>,
     printing: Printing,
+    /// The pipe by which its command is told to begin.
+    hold: Option<OwnedFd>,
     reaped: bool,
 }
 
 impl Task {
-    /// Starts a command.
-    pub fn start(command: &[OsString], dir: &Path, sink: &Arc<dyn Sink>) -> Result<Self, Error> {
+    /// Starts a command, which begins when the task is told to go on.
+    pub fn start(start: &Start, sink: &Arc<dyn Sink>) -> Result<Self, Error> {
         let pipes = Pipes::new()?;
-        let init = launch::launch(&Beginning { command, dir, outputs: &pipes.write }).map_err(
-            |error| match error.raw_os_error() {
-                Some(libc::EPERM) => Error::Unsupported(
-                    "a task that can be migrated needs namespaces of its own, which only root may \
+        let hold = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+        let (held, hold) = hold.map_err(|error| Error::io("making a pipe")(error.into()))?;
+        let beginning = Beginning {
+            command: &start.command,
+            dir: &start.dir,
+            outputs: &pipes.write,
+            env: &start.env,
+            mount: start.mount.as_ref().map(|(seen, real)| (&**seen, &**real)),
+            hold: &held,
+        };
+        let init = launch::launch(&beginning).map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM) => Error::Unsupported(
+                "a task that can be migrated needs namespaces of its own, which only root may \
                      make; leave out --migratable, or run it as root"
-                        .into(),
-                ),
-                _ => Error::io("starting a task in namespaces of its own")(error),
-            },
-        )?;
-        Self::over(init, pipes, BTreeSet::new(), sink)
+                    .into(),
+            ),
+            _ => Error::io("starting a task in namespaces of its own")(error),
+        })?;
+        let mut task = Self::over(init, pipes, BTreeSet::new(), sink)?;
+        task.hold = Some(hold);
+        Ok(task)
     }
 
     fn over(
@@ -199,8 +211,14 @@ impl Task {
         let Pipes { read, write, inodes } = pipes;
         drop(write);
         let printing = Printing::start(read, sink);
-        let mut task =
-            Self { init, pipes: inodes, stopped, printing: Printing::default(), reaped: false };
+        let mut task = Self {
+            init,
+            pipes: inodes,
+            stopped,
+            printing: Printing::default(),
+            hold: None,
+            reaped: false,
+        };
         match printing {
             Ok(printing) => task.printing = printing,
             // It is ended with the value.
@@ -226,9 +244,17 @@ impl Task {
         Self::over(init, pipes, image.stopped.clone(), sink)
     }
 
-    /// Has it go on, but for those that had been stopped before.
+    /// Has it go on, but for those that had been stopped before; one that was started begins.
     pub fn go_on(&self) -> Result<(), Error> {
-        let tree = Tree::of(self.init).map_err(Error::io("looking at the task"))?;
+        if let Some(hold) = &self.hold {
+            // If it has ended, that is heard of; if it has begun, it is not read.
+            let _ = rustix::io::write(hold, &[1]);
+        }
+        let tree = match Tree::of(self.init) {
+            // It has ended already, which is heard of.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            tree => tree.map_err(Error::io("looking at the task"))?,
+        };
         // The first one last: whoever waits for others finds them going.
         for process in tree.processes.iter().rev() {
             if !self.stopped.contains(&process.inner)
@@ -252,6 +278,18 @@ impl Task {
     /// Has the kernel end all of it. Of a tree that is stopped, nothing runs any more from here on.
     pub fn doom(&self) {
         self.signal(libc::SIGKILL);
+    }
+
+    /// Waits until it has ended by itself; false if it has not within this time.
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        while !has_ended(self.init) {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
     }
 
     /// Ends all of it, and waits for that. What it has printed is still to be read.
@@ -317,6 +355,39 @@ pub struct Image<'a> {
     pub stopped: BTreeSet<i32>,
     /// The mount as it sees it, and the one that takes its place.
     pub mount: Option<(&'a Path, &'a Path)>,
+}
+
+/// How a task is started.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Where it runs.
+    pub dir: PathBuf,
+    /// Its environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// The mount as it sees it, and the one that is there for it.
+    pub mount: Option<(PathBuf, PathBuf)>,
+}
+
+impl Start {
+    /// Sets a variable of its environment.
+    pub fn set(&mut self, name: &str, value: impl Into<OsString>) {
+        self.env.retain(|(other, _)| other != name);
+        self.env.push((name.into(), value.into()));
+    }
+}
+
+/// Whether a child has ended; it is left to be waited for.
+fn has_ended(init: i32) -> bool {
+    let Ok(id) = libc::id_t::try_from(init) else { return true };
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
+    // SAFETY: the pointer is valid for the calls, and zeros are a valid siginfo_t.
+    unsafe {
+        libc::waitid(libc::P_PID, id, info.as_mut_ptr(), options) == 0
+            && info.assume_init().si_pid() == init
+    }
 }
 
 /// Waits until a child has ended, and leaves it to be waited for.

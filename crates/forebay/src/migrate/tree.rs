@@ -50,8 +50,8 @@ pub struct Opened {
     pub pid: i32,
     /// Its name.
     pub name: String,
-    /// The descriptor.
-    pub fd: i32,
+    /// What the kernel has of it below `/proc/PID`: a descriptor, or a mapping.
+    pub by: String,
     /// Its path, or what the kernel calls it.
     pub path: PathBuf,
     /// What it is.
@@ -64,12 +64,12 @@ impl Opened {
     /// now, and the daemon answers `ESTALE` for the old one, on which the kernel looks a name up once
     /// more, and this is none: then it is opened by the name that it had, if that is still its own.
     fn open_again(&self) -> io::Result<File> {
-        let refused = match File::open(format!("/proc/{}/fd/{}", self.pid, self.fd)) {
+        let refused = match File::open(format!("/proc/{}/{}", self.pid, self.by)) {
             Err(error) if error.raw_os_error() == Some(libc::ESTALE) => error,
             opened => return opened,
         };
         // Without asking the file system.
-        let info = format!("/proc/{}/fdinfo/{}", self.pid, self.fd);
+        let info = format!("/proc/{}/{}", self.pid, self.by.replace("fd/", "fdinfo/"));
         let (inode, mount) = (field_of(&info, "ino:"), field_of(&info, "mnt_id:"));
         let named = |name: &[u8]| {
             let name = Path::new(OsStr::from_bytes(name));
@@ -137,6 +137,7 @@ impl Tree {
                 return Err(io::Error::other(format!("more than {MAX_PROCESSES} processes")));
             }
             tree.opened.extend(opened(&process));
+            tree.opened.extend(mapped(&process));
             tree.processes.push(process);
         }
         tree.outside = outside(init, &tree.opened);
@@ -294,7 +295,7 @@ fn process(pid: i32) -> Option<Process> {
     status_of(pid, &status)
 }
 
-fn bytes_of(pid: i32) -> u64 {
+pub(super) fn bytes_of(pid: i32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let field = |name: &str| rollup.lines().find_map(|line| kib(line.strip_prefix(name)?));
     let own = field("Private_Dirty:").unwrap_or(0) + field("Shared_Dirty:").unwrap_or(0);
@@ -327,9 +328,40 @@ fn opened(process: &Process) -> Vec<Opened> {
         };
         let Ok(path) = fs::read_link(entry.path()) else { continue };
         let kind = kind(&entry.path(), &path, pid, fd);
-        all.push(Opened { pid, name: process.name.clone(), fd, path, kind });
+        let (name, by) = (process.name.clone(), format!("fd/{fd}"));
+        all.push(Opened { pid, name, by, path, kind });
     }
     all
+}
+
+/// Files that it has mapped so that what it writes to memory reaches them: their descriptors may be
+/// closed.
+fn mapped(process: &Process) -> Vec<Opened> {
+    let maps = fs::read(format!("/proc/{}/maps", process.pid)).unwrap_or_default();
+    let file = |(range, path): (&str, &[u8])| Opened {
+        pid: process.pid,
+        name: process.name.clone(),
+        by: format!("map_files/{range}"),
+        path: OsStr::from_bytes(path).into(),
+        kind: Kind::File { writable: true },
+    };
+    shared_and_writable(&maps).into_iter().map(file).collect()
+}
+
+/// Mappings by what `/proc/PID/maps` says, but for those of memory that has no file, or none any more.
+fn shared_and_writable(maps: &[u8]) -> Vec<(&str, &[u8])> {
+    maps.split(|byte| *byte == b'\n').filter_map(shared_mapping).collect()
+}
+
+/// Its range and its path.
+fn shared_mapping(line: &[u8]) -> Option<(&str, &[u8])> {
+    // Range, rights, offset, device, inode; then the path after some spaces.
+    let (head, path) = line.split_at(line.iter().position(|byte| *byte == b'/')?);
+    let mut fields = std::str::from_utf8(head).ok()?.split_whitespace();
+    let (range, rights) = (fields.next()?, fields.next()?);
+    let of_memory = [&b"/memfd:"[..], b"/SYSV", b"/dev/zero", b"/dev/shm"];
+    let gone = path.ends_with(b" (deleted)") && of_memory.iter().any(|of| path.starts_with(of));
+    (rights.starts_with("rw") && rights.ends_with('s') && !gone).then_some((range, path))
 }
 
 fn kind(entry: &Path, path: &Path, pid: i32, fd: i32) -> Kind {
@@ -408,6 +440,44 @@ fn connections_outside(table: &str, own: &BTreeSet<u64>) -> Vec<Connection> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mappings_when_shared_and_written_then_files_of_the_task_and_others_not() {
+        let maps = b"7f00-7f01 rw-s 00000000 08:01 17    /m/a b\n\
+            7f02-7f03 rw-p 00000000 08:01 18    /m/private\n\
+            7f04-7f05 r--s 00000000 08:01 19    /m/read\n\
+            7f06-7f07 rw-s 00000000 00:01 20    /dev/shm/x\n\
+            7f08-7f09 rw-s 00000000 00:01 21    /dev/shm/y (deleted)\n\
+            7f0a-7f0b rw-s 00000000 00:01 22    /SYSV00000000 (deleted)\n\
+            7f0c-7f0d rw-p 00000000 00:00 0     [heap]\n";
+        let found = shared_and_writable(maps);
+        assert_eq!(found, [("7f00-7f01", &b"/m/a b"[..]), ("7f06-7f07", b"/dev/shm/x")]);
+    }
+
+    #[test]
+    fn mapping_when_its_file_is_closed_then_seen_and_synced() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: to open what another process has mapped takes root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mapped");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_len(4096).unwrap();
+        let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let shared = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a new mapping, which nothing else uses.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, rights, shared, &file, 0) };
+        let at = at.unwrap();
+        drop(file);
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let tree = Tree::of(own).unwrap();
+        let found = tree.opened.iter().find(|one| one.path == path).expect("the mapping");
+        assert!(found.by.starts_with("map_files/") && found.kind == Kind::File { writable: true });
+        assert_eq!(tree.sync(dir.path()).unwrap(), 1);
+        // SAFETY: what was mapped above.
+        unsafe { rustix::mm::munmap(at, 4096) }.unwrap();
+    }
 
     #[test]
     fn process_when_read_from_its_status_then_number_in_the_task_and_state() {

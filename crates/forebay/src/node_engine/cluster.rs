@@ -14,6 +14,7 @@ use forebay::control::{
 use forebay::migrate::hosts;
 use forebay_node::{Node, NodeReport, Owned, SafetyReport};
 
+use super::auto::Auto;
 use super::control::NodeControl;
 use super::convert::{cluster_address, control_error, wire_path};
 
@@ -28,6 +29,7 @@ const COPIES_LIMIT: Duration = Duration::from_secs(600);
 pub fn answer(
     node: &Node,
     settings: Option<&ClusterSettings>,
+    auto: Option<&Auto>,
     request: &ClusterRequest,
 ) -> ControlResult<ClusterReply> {
     let Some(this) = node.cluster_number() else {
@@ -50,6 +52,13 @@ pub fn answer(
             Ok(ClusterReply::Rebalancing(told))
         }
         ClusterRequest::Forget { node: number, really } => forget(node, number, really),
+        ClusterRequest::Migrations => match auto {
+            Some(auto) => Ok(ClusterReply::Migrations(auto.report())),
+            None => Err(ControlError::new(
+                ErrorKind::Unsupported,
+                "no task is migrated by itself: mount with --auto-migrate on",
+            )),
+        },
         ClusterRequest::Host { node: number } => host(node, settings, number),
     }
 }

@@ -19,6 +19,7 @@ use forebay_node::{Coverage as Resident, FileKind, Ino, Node, NodeError};
 use parking_lot::Mutex;
 
 use super::Exclusive;
+use super::auto::{self, Auto};
 use super::convert::{control_error, wire_path};
 use super::hints;
 use super::patterns;
@@ -46,6 +47,7 @@ pub struct NodeControl {
     sizes: Vec<u64>,
     node: Arc<Node>,
     front: Arc<Mounted>,
+    auto: Option<Arc<Auto>>,
     started: Instant,
     draining: Exclusive,
     /// Whether the last drain left nothing but what was in use.
@@ -55,7 +57,9 @@ pub struct NodeControl {
 impl NodeControl {
     /// The control of `node`, mounted as `front`.
     pub fn new(config: MountConfig, sizes: Vec<u64>, node: Arc<Node>, front: Arc<Mounted>) -> Self {
+        let auto = auto::start(&node, &config);
         NodeControl {
+            auto,
             config,
             sizes,
             node,
@@ -588,7 +592,12 @@ impl Control for NodeControl {
     }
 
     fn cluster(&self, request: &ClusterRequest) -> ControlResult<ClusterReply> {
-        super::cluster::answer(&self.node, self.config.cluster.as_ref(), request)
+        super::cluster::answer(
+            &self.node,
+            self.config.cluster.as_ref(),
+            self.auto.as_deref(),
+            request,
+        )
     }
 
     fn metrics(&self) -> String {

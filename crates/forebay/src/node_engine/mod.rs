@@ -1,5 +1,6 @@
 //! The engine behind the command line: a node with a FUSE front.
 
+mod auto;
 mod cluster;
 mod control;
 mod convert;

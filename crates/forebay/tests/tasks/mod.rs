@@ -99,6 +99,22 @@ impl Bed {
         Some(bed)
     }
 
+    /// So many nodes that take tasks, each with a supervisor, and no CRIU anywhere.
+    pub fn cooperating(nodes: usize) -> Option<Bed> {
+        if !can_cluster() {
+            return None;
+        }
+        let mut ring = Ring::talking(nodes);
+        ring.supervised = true;
+        let criu = ring.site.path("no-criu");
+        for node in 0..nodes {
+            let more = ["--writeback", "evict", "--host-tasks", "on"];
+            ring.mount_knowing(node, ("FOREBAY_CRIU", &criu), &more);
+        }
+        fs::create_dir(ring.at(0, "dir")).unwrap();
+        Some(Bed { ring, criu })
+    }
+
     fn named_criu(&self, node: usize) -> PathBuf {
         self.ring.site.path("home").join(format!("criu{node}"))
     }

@@ -1,5 +1,5 @@
-//! Tasks that one node has restored at another. What that takes the node does not know: it hands the
-//! request, and the answer, on between those who serve the mounts.
+//! Tasks that one node has restored at another, and what nodes tell each other of their tasks. What that
+//! takes the node does not know: it hands requests and answers on between those who serve the mounts.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,25 +13,33 @@ use crate::node::Node;
 
 /// A task shall go on here.
 pub(crate) const HOST: u32 = 49;
+/// Something is asked about tasks.
+pub(crate) const TASKS: u32 = 50;
 /// The longest answer.
 const ANSWER: u32 = 64 << 10;
+/// The longest one about tasks: their newest accesses.
+const TASKS_ANSWER: u32 = 8 << 20;
 /// How long the other node may take to get ready for it.
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// Gets ready to host a task: takes the number of the node that asks and what it says, gives what it
-/// is to be told.
+/// Gets ready to host a task, or answers about tasks: takes the number of the node that asks and what it
+/// says, gives what it is to be told.
 pub type TaskHost = Arc<dyn Fn(u16, &[u8]) -> Vec<u8> + Send + Sync>;
 
-/// Whoever gets ready for tasks of other nodes, if they are taken at all.
+/// Whoever gets ready for tasks of other nodes, if they are taken at all, and answers about tasks, if
+/// anything is told of them.
 #[derive(Default)]
-pub(super) struct Hosting(OnceLock<TaskHost>);
+pub(super) struct Hosting {
+    hosts: OnceLock<TaskHost>,
+    tells: OnceLock<TaskHost>,
+}
 
 impl Node {
     /// From now on tasks of other nodes are taken.
     pub fn take_tasks(&self, host: TaskHost) {
         if let Some(cluster) = &self.cluster {
             // Whoever was there first stays.
-            let _ = cluster.hosting.0.set(host);
+            let _ = cluster.hosting.hosts.set(host);
         }
     }
 
@@ -53,6 +61,36 @@ impl Node {
         }
     }
 
+    /// From now on other nodes are told of tasks.
+    pub fn answer_about_tasks(&self, tells: TaskHost) {
+        if let Some(cluster) = &self.cluster {
+            let _ = cluster.hosting.tells.set(tells);
+        }
+    }
+
+    /// Asks another node about tasks.
+    ///
+    /// # Errors
+    /// `Config` if that node tells nothing, or can't be reached.
+    pub fn ask_about_tasks(&self, node: u16, body: Vec<u8>, within: Duration) -> Result<Vec<u8>> {
+        let cluster = self.in_cluster()?;
+        let failed = |why: &dyn std::fmt::Display| NodeError::Config(format!("node {node}: {why}"));
+        let client = self.peer(cluster, node).ok_or_else(|| failed(&"it does not listen"))?;
+        let answer = client.other(TASKS, &Body::Bytes(body), TASKS_ANSWER, within);
+        answer.map(|answer| answer.to_vec()).map_err(|error| failed(&error))
+    }
+
+    /// Another node asks about tasks.
+    pub(crate) fn tell_of_tasks(
+        &self,
+        cluster: &Cluster,
+        asker: u16,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, Fault> {
+        let tells = cluster.hosting.tells.get().ok_or(Fault::Unsupported)?;
+        Ok(tells(asker, bytes))
+    }
+
     /// Another node asks so.
     pub(crate) fn host_for(
         &self,
@@ -60,7 +98,7 @@ impl Node {
         asker: u16,
         bytes: &[u8],
     ) -> Result<Vec<u8>, Fault> {
-        let host = cluster.hosting.0.get().ok_or(Fault::Unsupported)?;
+        let host = cluster.hosting.hosts.get().ok_or(Fault::Unsupported)?;
         Ok(host(asker, bytes))
     }
 }

@@ -149,6 +149,7 @@ impl Service for Serve {
                 node.forget_moved(&bytes)?;
                 Ok(Body::Empty)
             }
+            hosting::TASKS => Ok(Body::Bytes(node.tell_of_tasks(cluster, asker, &bytes)?)),
             hosting::HOST => Ok(Body::Bytes(node.host_for(cluster, asker, &bytes)?)),
             replay_cache::SETTLE => {
                 let settled = node.settle_with(cluster, call, &bytes)?;

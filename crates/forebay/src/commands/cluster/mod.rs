@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::{print, print_json};
 use crate::cli::cluster::{
-    ClusterCommand, ClusterDrainArgs, ClusterForgetArgs, ClusterRebalanceArgs, ClusterStatusArgs,
+    ClusterCommand, ClusterDrainArgs, ClusterForgetArgs, ClusterMigrationsArgs,
+    ClusterRebalanceArgs, ClusterStatusArgs,
 };
 use crate::control::{
     Client, ClusterReply, ClusterRequest, ClusterStatus, NodeState, Reply, Request,
@@ -42,6 +43,7 @@ pub fn run(command: &ClusterCommand, engine: &dyn Engine) -> Result<u8, Error> {
         ClusterCommand::Status(args) => status(args),
         ClusterCommand::Drain(args) => drain(args),
         ClusterCommand::Rebalance(args) => rebalance(args),
+        ClusterCommand::Migrations(args) => migrations(args),
         ClusterCommand::Forget(args) => forget(args),
     }
     .map(|()| Exit::Ok.code())
@@ -131,6 +133,36 @@ fn drain(args: &ClusterDrainArgs) -> Result<(), Error> {
         thread::sleep(LOOK);
     }
     print(&format!("node {number} has written everything back and left\n"))
+}
+
+fn migrations(args: &ClusterMigrationsArgs) -> Result<(), Error> {
+    let mut client = Client::for_path(&member(args.mountpoint.as_deref())?)?;
+    let ClusterReply::Migrations(all) =
+        ask(&mut client, ClusterRequest::Migrations, QUESTION_LIMIT)?
+    else {
+        return Err(Error::Protocol("not an answer about migrations".into()));
+    };
+    if args.json {
+        return print_json(&all);
+    }
+    let mut text = match all.plans {
+        true => format!("this node plans: {} scans, {} nodes in the last\n", all.scans, all.nodes),
+        false => "a node with a lower number plans\n".to_owned(),
+    };
+    for one in &all.migrations {
+        let outcome = one.outcome.as_deref().unwrap_or("under way");
+        text.push_str(&crate::printable::one_line(&format!(
+            "{} from node {} to node {}, where {} is, to save {:.1} s: {}{outcome}",
+            one.task,
+            one.from,
+            one.to,
+            one.with,
+            one.worth_ms as f64 / 1000.0,
+            if one.moved || one.outcome.is_none() { "" } else { "not moved, " },
+        )));
+        text.push('\n');
+    }
+    print(&text)
 }
 
 fn rebalance(args: &ClusterRebalanceArgs) -> Result<(), Error> {
