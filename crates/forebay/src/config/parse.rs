@@ -418,15 +418,8 @@ impl<'a> Reader<'a> {
             0 => Err(format!("'{text}' would repair nothing")),
             rate => Ok(rate),
         })?;
-        let host_tasks = self.word("host-tasks", &[("on", true), ("off", false)])?;
-        let auto_migrate = self.parse("auto-migrate", parse_auto_migrate)?;
         let strangers = listen.is_none() || secret.is_none() || !tls;
-        for (key, is_set) in [("host-tasks", host_tasks), ("auto-migrate", auto_migrate.is_some())]
-        {
-            if is_set && strangers {
-                return Err(self.wrong(key, NEEDS_SECRET));
-            }
-        }
+        let (host_tasks, auto_migrate) = self.moving_tasks(strangers)?;
         let wrong = |why: &str| Err(self.wrong("cluster-listen", why));
         match (address, &listen) {
             (None, Some(_)) => wrong("needs --cluster"),
@@ -461,6 +454,19 @@ impl<'a> Reader<'a> {
                 }))
             }
         }
+    }
+
+    /// Whether tasks of others are taken, and how often it is looked whether one is to move.
+    fn moving_tasks(&self, strangers: bool) -> Result<(bool, Option<Duration>), Error> {
+        let host_tasks = self.word("host-tasks", &[("on", true), ("off", false)])?;
+        let auto_migrate = self.parse("auto-migrate", parse_auto_migrate)?;
+        for (key, is_set) in [("host-tasks", host_tasks), ("auto-migrate", auto_migrate.is_some())]
+        {
+            if is_set && strangers {
+                return Err(self.wrong(key, NEEDS_SECRET));
+            }
+        }
+        Ok((host_tasks, auto_migrate))
     }
 
     /// The secret that `cluster init` has made beside the file with the address, if it has.
