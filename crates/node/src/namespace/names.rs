@@ -270,7 +270,8 @@ impl Node {
     /// have no hard links.
     pub fn link(&self, context: &Context, ino: Ino, dir: Ino, name: &[u8]) -> Result<Stat> {
         self.check_new_name(dir, name)?;
-        if self.record(ino)?.is_directory() {
+        let before = self.record(ino)?;
+        if before.is_directory() {
             return Err(Errno::PERM.into());
         }
         if self.writeback.find(context, dir, name)?.is_some() {
@@ -280,6 +281,7 @@ impl Node {
             return Err(Errno::PERM.into());
         }
         self.given_up.check(context)?;
+        self.residency.begin_link(context, &before)?;
         let record = self.meta.link(ino, dir, name, clock::wall_time())?;
         self.queue(&record);
         Ok(self.stat(&record))

@@ -437,6 +437,9 @@ impl Residency {
         let kept = match target {
             // It goes on from a name that it took from another one, which is there no more.
             None => !source.replaces,
+            // Which of several names is to be given back, and whether what was replaced is needed there, nobody
+            // can tell later.
+            Some(target) if source.attr.nlink > 1 || target.attr.nlink > 1 => false,
             // Of parts in several places nobody can tell later whether all of them are there.
             Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
             // What it was before its unsynced changes has to be found there as well, if it was anything.
@@ -455,6 +458,16 @@ impl Residency {
             SinceSync::Same => Readiness::Durable,
             SinceSync::Unknown => Readiness::Guarded,
         })
+    }
+
+    /// A file is about to get one more name. If it has replaced another one, that could come back only as long
+    /// as it has one.
+    pub(crate) fn begin_link(&self, context: &Context, record: &Record) -> Result<()> {
+        if record.replaces && (record.dirty || record.spilled || self.is_unsettled(record.ino)) {
+            self.sync_to_replace(context, record)?;
+            self.given_up.check(context)?;
+        }
+        Ok(())
     }
 
     /// What replaces another file is made durable, if it can be: whether it is.
