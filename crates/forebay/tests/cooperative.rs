@@ -93,6 +93,17 @@ impl Migrating {
         line
     }
 
+    /// Waits until it says that.
+    fn comes_to(&mut self, what: &str) {
+        loop {
+            let line = self.line();
+            assert!(!line.is_empty(), "it never came to {what}");
+            if line.contains(what) {
+                return;
+            }
+        }
+    }
+
     fn end(mut self) -> (Option<i32>, String) {
         let mut all = String::new();
         std::io::Read::read_to_string(&mut self.1, &mut all).unwrap();
@@ -312,12 +323,8 @@ fn task_when_a_daemon_dies_at_any_step_then_its_output_equals_that_of_one_that_s
         let (node, at) = ((step - 1) % 2, DOING[(step - 1) / 2]);
         let daemon = bed.ring.daemon(node);
         let mut migrating = Migrating::to(&bed, &target);
-        while at != DOING[0] {
-            let line = migrating.line();
-            assert!(!line.is_empty(), "step {step}: it never came to {at}");
-            if line.contains(at) {
-                break;
-            }
+        if at != DOING[0] {
+            migrating.comes_to(at);
         }
         signal(daemon, Signal::KILL);
         let (code, text) = migrating.end();
