@@ -528,9 +528,10 @@ impl Oracle {
         if !self.is_guarded(file, below.get(name).map(Vec::as_slice)) {
             return instead.part.matches(found);
         }
-        // It was moved, and is as the backing store has it.
-        let before = instead.from.as_ref().and_then(|from| below.get(from));
-        if before.is_some_and(|before| !before.is_empty() && before == found) {
+        // It was moved, and is as the backing store has it, which may have moved it as well.
+        let places = [instead.from.as_deref(), Some(name)];
+        let mut before = places.into_iter().flatten().filter_map(|place| below.get(place));
+        if !found.is_empty() && before.any(|before| before == found) {
             return instead.part.matches(found);
         }
         Err(format!("{why}, and it has replaced what was durable"))

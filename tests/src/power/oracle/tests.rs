@@ -183,3 +183,21 @@ fn permissions_when_synced_then_only_those_since_may_be_found() {
         assert_eq!(oracle.found_mode("old", mode).is_none(), may_be, "{mode:o}");
     }
 }
+
+#[test]
+fn file_written_anew_and_moved_over_another_when_written_back_there_then_may_be_as_it_was_before() {
+    let mut oracle = Oracle::default();
+    oracle.add("old", 1, 100);
+    oracle.add("saved", 1, 200);
+    let steps = [
+        // It is longer now.
+        write("saved", (0, 2), 10, Sync::None),
+        Op::Move { from: "saved".into(), to: "old".into(), dir: true },
+    ];
+    steps.iter().for_each(|step| oracle.carried_out(1, step, true));
+    for (place, may_be) in [("saved", true), ("old", true), ("other", false)] {
+        let below = Below::from([(place.to_string(), block(200))]);
+        let found = oracle.clone().found(&oracle, "old", Some(&block(200)), &below);
+        assert_eq!(found.0.is_none(), may_be, "as the backing store has {place}");
+    }
+}
