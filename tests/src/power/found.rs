@@ -34,6 +34,11 @@ pub fn all() -> Vec<Case> {
             cases.push(durable_as_it_took_a_name(passthrough, is_empty, cut));
         }
     }
+    for second in Second::ALL {
+        for cut in [TIERS, &DISKS] {
+            cases.push(replaced_by_one_of_two_names(second, cut));
+        }
+    }
     cases.push(written_back_in_place());
     cases.extend(names_and_attributes());
     cases
@@ -147,6 +152,37 @@ fn durable_as_it_took_a_name(
     let what = format!("{file} of the backing store, moved over a synced one and written anew");
     let mut case = Case::new(&what, MountSettings::of(passthrough, "1h"), ops, cut);
     case.always = passthrough == "off" && cut == TIERS;
+    case
+}
+
+/// Which of two files has a second name as one replaces the other.
+#[derive(Clone, Copy)]
+enum Second {
+    New,
+    NewLater,
+    Old,
+}
+
+impl Second {
+    const ALL: [Second; 3] = [Second::New, Second::NewLater, Second::Old];
+}
+
+/// An unsynced file takes the name of a known one, and one of both has a second name.
+fn replaced_by_one_of_two_names(second: Second, cut: &'static [&'static str]) -> Case {
+    let link = |from: &str| Op::Link { from: from.into(), to: "second".into(), dir: false };
+    let mut ops = drained("old", 8);
+    ops.push(write_version("new", 1, (0, 4), Sync::None));
+    let moved = Op::Move { from: "new".into(), to: "old".into(), dir: false };
+    let (what, names) = match second {
+        Second::New => ("a new file of two names, moved over", vec![link("new"), moved]),
+        Second::NewLater => ("a new file, linked after it moved over", vec![moved, link("old")]),
+        Second::Old => ("a new file, moved over one of two names,", vec![link("old"), moved]),
+    };
+    ops.extend(names);
+    ops.extend([Op::Pause { millis: 200 }, Op::SyncDir { name: "old".into() }]);
+    let settings = MountSettings::of("readwrite", "1h");
+    let mut case = Case::new(&format!("{what} a known one, unsynced"), settings, ops, cut);
+    case.always = cut == TIERS;
     case
 }
 
