@@ -78,6 +78,58 @@ fn partly_resident_file_when_written_back_then_its_name_shows_the_old_version_un
     assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
+/// A backing store that takes nothing new once it is full.
+#[derive(Default)]
+struct Full(AtomicBool);
+
+impl Interceptor for Full {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        match operation == Operation::Create && self.0.load(Ordering::SeqCst) {
+            true => Verdict::Fail(libc::ENOSPC),
+            false => Verdict::Pass,
+        }
+    }
+}
+
+/// As after a publication that could not be settled. A copy would need room, and have nothing new.
+#[test]
+fn part_that_counts_as_dirty_when_the_store_has_all_of_it_and_is_full_then_nothing_is_copied() {
+    let full = Arc::new(Full::default());
+    let mut rig = Rig::new(&[8 * MIB], full.clone(), |_| {});
+    std::fs::write(rig.backing().join("file"), noise(3, 2 * MIB)).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, MIB, &[7; 1000]);
+    rig.node().release(fh);
+    rig.drain();
+    let (data, ino) = (rig.plain("file"), rig.ino("file"));
+    rig.crash();
+    let object = find_object(&rig, ino.0);
+    let mut bytes = [0; 4096];
+    let len = rustix::fs::getxattr(&object, "user.forebay", &mut bytes[..]).unwrap();
+    let header = forebay_store::Header::decode(&bytes[..len]).unwrap();
+    assert!(!header.whole && !header.dirty, "{header:?}");
+    let header = forebay_store::Header { dirty: true, ..header };
+    let replace = rustix::fs::XattrFlags::REPLACE;
+    rustix::fs::setxattr(&object, "user.forebay", &header.encode(), replace).unwrap();
+    rig.start();
+    assert!(rig.node().whereabouts(ino).unwrap().dirty);
+    let version = || std::fs::metadata(rig.backing().join("file")).unwrap().ino();
+    let before = version();
+    full.0.store(true, Ordering::SeqCst);
+    rig.drain();
+    assert!(!rig.node().whereabouts(ino).unwrap().dirty);
+    assert_eq!(version(), before, "it is another file");
+    same(&rig.plain("file"), &data, "in the backing store");
+    same(&rig.get("file"), &data, "on the mount");
+}
+
+/// The object of a file in the only tier.
+fn find_object(rig: &Rig, ino: u64) -> std::path::PathBuf {
+    let fans = std::fs::read_dir(rig.config.tiers[0].dir.join("objects")).unwrap();
+    let paths = fans.map(|fan| fan.unwrap().path().join(format!("{ino:016x}")));
+    paths.into_iter().find(|path| path.exists()).unwrap()
+}
+
 #[test]
 fn spilled_file_when_flushed_and_written_again_then_there_is_no_conflict() {
     let mut rig = Rig::new(&[MIB], Arc::new(Transparent), |config| {

@@ -157,12 +157,21 @@ impl Residency {
         target: &Target<'_>,
     ) -> Result<Option<Fingerprint>> {
         let Some(expect) = target.expect else { return Ok(None) };
+        let name = OsStr::from_bytes(target.name);
         let (object, clean) = {
             let location = file.location.read();
-            let whole = location.place.as_ref().filter(|place| place.presence.is_none());
-            let Some(place) = whole else { return Ok(None) };
+            let Some(place) = location.place.as_ref() else { return Ok(None) };
             let header = place.object.header()?;
             let based = header.base.is_some_and(|base| base.same_content(&expect));
+            if place.presence.is_some() {
+                let over =
+                    matches!(location.base, Underlay::Backing(_)) && header.pending.is_none();
+                if !(over && based && shows_all_of(place, &expect)?) {
+                    return Ok(None);
+                }
+                let now = self.backing.stat(target.dir, name)?.fingerprint();
+                return Ok(now.same_content(&expect).then_some(now));
+            }
             let clean = based && !place.dirty.load(Ordering::Acquire);
             let spilled = matches!(location.base, Underlay::Spill(_));
             // What was announced may be there already.
@@ -174,7 +183,6 @@ impl Residency {
             }
             (place.object.clone(), clean)
         };
-        let name = OsStr::from_bytes(target.name);
         let Ok(backing) = self.backing.open_file(target.dir, name, Access::Read) else {
             return Ok(None);
         };
@@ -185,6 +193,15 @@ impl Residency {
         let now = self.backing.stat(target.dir, name)?.fingerprint();
         Ok((now == opened).then_some(now))
     }
+}
+
+/// Whether a part has no byte of its own that the version under it lacks, as after the publication of a
+/// spill file: a copy of that version would take room, and say nothing new.
+fn shows_all_of(place: &TierObject, version: &Fingerprint) -> Result<bool> {
+    let Some(presence) = &place.presence else { return Ok(false) };
+    let presence = presence.read();
+    let whole = presence.size() == version.size && presence.base_limit() == version.size;
+    Ok(whole && !presence.is_dirty() && place.object.stat()?.mtime == version.mtime)
 }
 
 /// Whether an object has just the bytes of a file in the backing store.
