@@ -43,7 +43,7 @@ const FAULTS: &[&str] = &[
     "store.commit.answer_of_rename",
     "store.commit.answer_of_exchange",
     "store.commit.answer_of_unlink",
-    "store.sync_dirs.before",
+    "store.sync_held.before",
 ];
 const FAULT_PERCENT: u32 = 3;
 

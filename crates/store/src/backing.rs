@@ -301,8 +301,12 @@ pub trait BackingStore: Send + Sync {
     /// Size and room.
     fn statfs(&self) -> Result<FileSystemUsage>;
 
-    /// Makes the entries of these directories durable.
-    fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>;
+    /// Makes durable the entries and attributes of directories, and the attributes of whatever else
+    /// is held by these handles.
+    ///
+    /// Of what can't be opened to be synced, such as a symbolic link, that holds only where it lies on
+    /// the root's file system.
+    fn sync_held(&self, held: &[Dir]) -> Result<()>;
 
     /// Makes the whole file system durable.
     fn sync(&self) -> Result<()>;
@@ -354,7 +358,7 @@ pub trait BackingStore: Send + Sync {
 
     /// Publishes a temporary or a spill file under a name: syncs it, then renames. The name shows
     /// either the old or the new version at every moment, also across a crash. The directory is not
-    /// synced: do that for many at once with [`Self::sync_dirs`].
+    /// synced: do that for many at once with [`Self::sync_held`].
     ///
     /// `Version` swaps the two files (`RENAME_EXCHANGE`), looks at what came out, and swaps back if
     /// it is not what was expected, so that a change by others right before the swap is never lost.

@@ -290,17 +290,21 @@ impl BackingFile for DirFile {
 }
 
 impl DirBacking {
-    /// Makes the entries of directories durable.
-    pub(crate) fn sync_now(&self, dirs: &[Dir]) -> Result<()> {
-        let group = (dirs.len() > 1).then(|| self.begin_group()).flatten();
-        let together = |dir: &Dir| group.as_ref().is_some_and(|group| group.covers(dir));
+    /// [`BackingStore::sync_held`].
+    pub(crate) fn sync_now(&self, held: &[Dir]) -> Result<()> {
+        let group = (held.len() > 1).then(|| self.begin_group()).flatten();
+        let together = |handle: &Dir| group.as_ref().is_some_and(|group| group.covers(handle));
         if let Some(group) = &group {
             group.sync()?;
         }
-        dirs.iter().filter(|dir| !together(dir)).try_for_each(|dir| {
-            with_readable(dir, |fd| sync_by(fd, |fd| fs::fsync(fd)))
-                .map_err(|e| self.err("sync", dir, OsStr::new(""), e))
-        })
+        let mut left = false;
+        for handle in held.iter().filter(|handle| !together(handle)) {
+            match sync_alone(handle) {
+                Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) => left = true,
+                synced => synced.map_err(|e| self.err("sync", handle, OsStr::new(""), e))?,
+            }
+        }
+        if left { self.sync() } else { Ok(()) }
     }
 }
 
@@ -546,9 +550,9 @@ impl BackingStore for DirBacking {
         })
     }
 
-    fn sync_dirs(&self, dirs: &[Dir]) -> Result<()> {
-        fail_at!("store.sync_dirs.before", &self.path);
-        self.sync_now(dirs)
+    fn sync_held(&self, held: &[Dir]) -> Result<()> {
+        fail_at!("store.sync_held.before", &self.path);
+        self.sync_now(held)
     }
 
     fn sync(&self) -> Result<()> {
@@ -653,6 +657,20 @@ impl BackingStore for DirBacking {
 
     fn tidy(&self) -> Result<()> {
         self.remove_empty_areas()
+    }
+}
+
+/// Makes durable what one handle is of; `EOPNOTSUPP` for what is neither a file nor a directory.
+fn sync_alone(handle: &Dir) -> rustix::io::Result<()> {
+    let sync = |fd: &OwnedFd| sync_by(fd, |fd| fs::fsync(fd));
+    match FileKind::from_mode(fs::fstat(handle)?.st_mode) {
+        Some(FileKind::Directory) => with_readable(handle, sync),
+        Some(FileKind::Regular) => {
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let path = format!("/proc/self/fd/{}", handle.0.as_raw_fd());
+            sync(&retry(|| fs::open(&path, flags, Mode::empty()))?)
+        }
+        _ => Err(Errno::OPNOTSUPP),
     }
 }
 

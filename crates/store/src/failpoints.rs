@@ -23,7 +23,7 @@ pub const FAILPOINTS: &[&str] = &[
     "store.commit.answer_of_exchange",
     "store.commit.answer_of_stat",
     "store.commit.answer_of_unlink",
-    "store.sync_dirs.before",
+    "store.sync_held.before",
     "store.copy.before_chunk",
     "store.limbo.before_move",
 ];

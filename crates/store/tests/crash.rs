@@ -41,7 +41,7 @@ fn child() {
     object.set_header(&header).unwrap();
     let done = store.commit(&mut temporary, &store.root(), name(), Expect::Version(old)).unwrap();
     let Commit::Done(base) = done else { panic!("conflict") };
-    store.sync_dirs(&[store.root()]).unwrap();
+    store.sync_held(&[store.root()]).unwrap();
     header = Header { dirty: false, pending: None, base: Some(base), ..header };
     object.set_header(&header).unwrap();
     map.clear(0..3).unwrap();

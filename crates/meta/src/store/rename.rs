@@ -211,7 +211,9 @@ impl MetaStore {
             }
             let record = draft.edit(target.0)?;
             let at = Link::new(to.dir, to.name);
-            replaces = !flags.durable && (record.replaces || record.backing.links.contains(&at));
+            // What has only claimed the name gives nothing back: the backing store has an older file there.
+            let stands = record.backing.fingerprint.is_some() && record.backing.links.contains(&at);
+            replaces = !flags.durable && (record.replaces || stands);
             detach(record, to.dir, to.name, now, in_use(target.0));
             self.note_holder(&mut draft, target.0)?;
             draft.settle(target.0)?;

@@ -257,6 +257,20 @@ fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_t
     }
 }
 
+/// A new file has taken the name of a removed one, which a worker has claimed for it and not made.
+#[test]
+fn name_that_is_claimed_for_a_new_file_when_replaced_and_the_power_fails_then_no_removed_one_is_there()
+ {
+    let (dir, node) = written_back(&[("name", 1)]);
+    let new = write(&node, "saved", 2, 0);
+    node.unlink(&DAEMON, Ino::ROOT, b"name").expect("unlink");
+    rename(&node, "saved", "name");
+    let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
+    node.meta.claim_found(new, &link).expect("claimed");
+    let shown = shown_after_a_cut(&dir, node, "name");
+    assert!(is_old_or_new(&shown), "{} bytes of {:?}", shown.len(), shown.first());
+}
+
 /// The power fails and takes all of what was written to a file since it took `name`, but its length.
 fn shown_after_it_was_written_anew(dir: &tempfile::TempDir, node: Arc<Node>) -> Vec<u8> {
     let ino = write(&node, "name", 3, libc::O_TRUNC);

@@ -444,7 +444,11 @@ impl Residency {
             Some(_) if source.spilled || self.is_in_parts(context, source.ino)? => false,
             // What it was before its unsynced changes has to be found there as well, if it was anything.
             Some(target) if is_newer(target) => {
-                let stands = target.backing.fingerprint.is_none() || surely_stands(target, at);
+                // Of one that has claimed the name, nobody knows whether it or an older one is there.
+                let stands = match target.backing.fingerprint {
+                    None => !target.backing.links.contains(at),
+                    Some(_) => surely_stands(target, at),
+                };
                 stands && !self.may_be_synced(context, target.ino)?
             }
             // After a move that is not written back yet what is below is an older one.

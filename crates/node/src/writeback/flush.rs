@@ -476,7 +476,7 @@ impl Writeback {
         };
         if let Flushed::Done { fingerprint, .. } = flushed {
             // Before the record lets go of the spill file: the next start would remove it.
-            self.backing.sync_dirs(std::slice::from_ref(target.dir))?;
+            self.backing.sync_held(std::slice::from_ref(target.dir))?;
             fail_at!("node.flush.spill_published");
             self.forget_spill(file, &mut location, fingerprint)?;
             fail_at!("node.flush.spill_noted");

@@ -25,7 +25,24 @@ pub fn backing(make: impl Fn() -> Box<dyn BackingStore>) {
     private_area(&*make());
     let store = make();
     assert!(store.statfs().expect(OK).blocks > 0);
-    store.sync_dirs(&[store.root()]).expect(OK);
+    syncs(&*make());
+}
+
+fn syncs(store: &dyn BackingStore) {
+    let root = store.root();
+    store.mkdir(&root, os("dir"), 0o755).expect(OK);
+    store.mknod(&root, os("file"), Node::Regular, 0o200).expect(OK);
+    store.mknod(&root, os("pipe"), Node::Fifo, 0o644).expect(OK);
+    store.symlink(os("nowhere"), &root, os("link")).expect(OK);
+    let mut held = vec![root.clone()];
+    held.extend(["dir", "file", "pipe", "link"].map(|name| store.hold(&root, os(name)).expect(OK)));
+    // A handle of something that is removed is as good as another.
+    store.unlink(&root, os("file")).expect(OK);
+    for handle in &held {
+        store.sync_held(std::slice::from_ref(handle)).expect(OK);
+    }
+    store.sync_held(&held).expect(OK);
+    store.sync_held(&[]).expect(OK);
     store.sync().expect(OK);
 }
 

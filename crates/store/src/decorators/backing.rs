@@ -97,7 +97,7 @@ impl BackingStore for InterceptedBacking {
         Xattr: fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>, name;
         Xattr: fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>, name;
         Usage: fn statfs(&self) -> Result<FileSystemUsage>, "";
-        Sync: fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>, "";
+        Sync: fn sync_held(&self, held: &[Dir]) -> Result<()>, "";
         Sync: fn sync(&self) -> Result<()>, "";
         Create: fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>, "";
         Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";

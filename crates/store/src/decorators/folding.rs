@@ -89,7 +89,7 @@ impl BackingStore for FoldingBacking {
         fn has_links(&self) -> Result<bool>;
         fn statfs(&self) -> Result<FileSystemUsage>;
         fn remove_strays(&self) -> Result<Cleaned>;
-        fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>;
+        fn sync_held(&self, held: &[Dir]) -> Result<()>;
         fn sync(&self) -> Result<()>;
         fn begin_group(&self) -> Option<Group>;
         fn sync_group(&self, group: &Group) -> Result<Synced>;

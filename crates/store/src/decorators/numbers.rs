@@ -259,7 +259,7 @@ impl BackingStore for RenumberedBacking {
         fn list_xattrs(&self, dir: &Dir, name: &OsStr) -> Result<Vec<OsString>>;
         fn remove_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<()>;
         fn statfs(&self) -> Result<FileSystemUsage>;
-        fn sync_dirs(&self, dirs: &[Dir]) -> Result<()>;
+        fn sync_held(&self, held: &[Dir]) -> Result<()>;
         fn sync(&self) -> Result<()>;
         fn begin_group(&self) -> Option<Group>;
         fn sync_group(&self, group: &Group) -> Result<Synced>;

@@ -19,6 +19,9 @@ use crate::writeback::Writeback;
 /// So many directories whose times are to be set again do not wait for a quiet moment.
 const MAX_ENTRIES_WRITTEN: usize = 10_000;
 
+/// So many directories are held open, and share a sync, when their times are set again.
+const MAX_SYNCED_AT_ONCE: usize = 256;
+
 impl Writeback {
     /// Writes mode, owner, times and extended attributes where they differ.
     pub(super) fn write_attributes(&self, work: &mut Work<'_>) -> Result<()> {
@@ -95,6 +98,7 @@ impl Writeback {
             if !work.as_known {
                 self.doubt_version(work.ino());
             }
+            work.changed(object);
         }
         Ok(())
     }
@@ -226,16 +230,38 @@ impl Writeback {
         // Who finds nothing to do waits for the one who is at it.
         let _one_at_a_time = self.reconciler.restoring.lock();
         let dirs = std::mem::take(&mut *self.reconciler.entries_written.lock());
-        for dir in dirs.into_iter().map(Ino) {
-            let again = || self.reconciler.entries_written.lock().contains(&dir.0);
-            let forget = || match self.residency.peers.is_clustered() || again() {
-                true => Ok(()),
-                false => Ok(self.meta.remove_setting(&written_setting(dir.0))?),
-            };
-            if let Err(error) = self.restore_times_of(dir).and_then(|()| forget()) {
-                tracing::debug!(%dir, %error, "the times of a directory stay as they are");
+        let dirs: Vec<Ino> = dirs.into_iter().map(Ino).collect();
+        for some in dirs.chunks(MAX_SYNCED_AT_ONCE) {
+            if let Err(error) = self.restore_times_of_some(some) {
+                tracing::debug!(%error, "the times of directories may not be durable");
             }
         }
+    }
+
+    fn restore_times_of_some(&self, dirs: &[Ino]) -> Result<()> {
+        let mut changed = Vec::new();
+        let mut restored = Vec::with_capacity(dirs.len());
+        for &dir in dirs {
+            match self.restore_times_of(dir) {
+                Ok(handle) => {
+                    changed.extend(handle);
+                    restored.push(dir);
+                }
+                Err(error) => {
+                    tracing::debug!(%dir, %error, "the times of a directory stay as they are");
+                }
+            }
+        }
+        if !changed.is_empty() {
+            self.backing.sync_held(&changed)?;
+        }
+        let written_again = |dir: &Ino| self.reconciler.entries_written.lock().contains(&dir.0);
+        for dir in restored.iter().filter(|dir| !written_again(dir)) {
+            if !self.residency.peers.is_clustered() {
+                self.meta.remove_setting(&written_setting(dir.0))?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes over the directories whose times an earlier daemon could not restore.
@@ -249,18 +275,20 @@ impl Writeback {
         Ok(())
     }
 
-    fn restore_times_of(&self, dir: Ino) -> Result<()> {
-        let Some(record) = self.known(dir)? else { return Ok(()) };
+    /// Returns the directory if its times were changed in the backing store.
+    fn restore_times_of(&self, dir: Ino) -> Result<Option<Dir>> {
+        let Some(record) = self.known(dir)? else { return Ok(None) };
         if !record.is_directory() || dir != Ino::ROOT && record.backing.links.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let handle = self.backing_dir(dir)?;
         let found = self.backing.stat(&handle, os(b""))?;
-        if found.mtime != record.attr.mtime {
-            self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, false))?;
-            self.settle_directory(dir)?;
+        if found.mtime == record.attr.mtime {
+            return Ok(None);
         }
-        Ok(())
+        self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, false))?;
+        self.settle_directory(dir)?;
+        Ok(Some(handle))
     }
 }
 

@@ -111,6 +111,8 @@ pub(super) struct Work<'a> {
     seen_change: u64,
     facts: Facts,
     dirs: Vec<(Ino, Dir)>,
+    /// The object itself, if it is no directory and has other attributes now.
+    changed: Option<Dir>,
     /// Other inodes that stood in the way, and what was done to them.
     others: Vec<(Owned<'a>, Work<'a>)>,
     /// Those, and whom something was done to for their sake.
@@ -142,6 +144,7 @@ impl<'a> Work<'a> {
             seen_change: record.change,
             facts: Facts::default(),
             dirs: Vec::new(),
+            changed: None,
             others: Vec::new(),
             taken: HashSet::new(),
             foreign: Vec::new(),
@@ -191,6 +194,11 @@ impl<'a> Work<'a> {
         if !self.dirs.iter().any(|(known, _)| *known == ino) {
             self.dirs.push((ino, dir.clone()));
         }
+    }
+
+    /// The attributes of the object of something else than a directory changed.
+    pub(super) fn changed(&mut self, object: Dir) {
+        self.changed = Some(object);
     }
 
     /// What stands in the backing store is this version, and nothing is under way.
@@ -288,10 +296,12 @@ struct Finished<'a> {
     facts: Facts,
 }
 
-/// The work of one thread between two syncs of directories: many inodes share one sync.
+/// The work of one thread between two syncs of names and attributes: many inodes share one sync.
 pub(super) struct Batch<'a> {
     node: &'a Writeback,
     dirs: BTreeMap<u64, Dir>,
+    /// Objects whose attributes changed.
+    changed: Vec<Dir>,
     finished: Vec<Finished<'a>>,
     followers: Vec<Ino>,
     foreign: Vec<Link>,
@@ -304,6 +314,7 @@ impl<'a> Batch<'a> {
         Batch {
             node,
             dirs: BTreeMap::new(),
+            changed: Vec::new(),
             finished: Vec::new(),
             followers: Vec::new(),
             foreign: Vec::new(),
@@ -361,6 +372,7 @@ impl<'a> Batch<'a> {
         self.foreign.extend(work.foreign);
         self.theirs.extend(work.theirs.then_some(work.record.ino));
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
+        self.changed.extend(work.changed);
         self.followers.extend(work.followers);
         let seen_change = work.seen_change;
         self.finished.push(Finished { owned, seen_change, placed, facts: work.facts });
@@ -386,10 +398,11 @@ impl<'a> Batch<'a> {
         let dirs = std::mem::take(&mut self.dirs);
         // Before the report: whoever sees by it that nothing is left to do restores their times.
         self.node.entries_written(dirs.keys().copied());
-        if !dirs.is_empty() {
-            let handles: Vec<Dir> = dirs.values().cloned().collect();
+        let mut held = std::mem::take(&mut self.changed);
+        held.extend(dirs.values().cloned());
+        if !held.is_empty() {
             fail_at!("node.reconcile.before_sync");
-            if let Err(error) = self.node.backing.sync_dirs(&handles) {
+            if let Err(error) = self.node.backing.sync_held(&held) {
                 for done in &finished {
                     self.node.settle_published(done.owned.ino, false)?;
                     let known = self.node.known(done.owned.ino)?;
@@ -402,6 +415,7 @@ impl<'a> Batch<'a> {
                 return Err(error.into());
             }
         }
+        drop(held);
         fail_at!("node.reconcile.before_report");
         let mut failed = None;
         for done in &finished {

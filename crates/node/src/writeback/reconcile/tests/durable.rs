@@ -135,6 +135,49 @@ fn attributes_set_in_place_when_noted_then_durably_and_before() {
     }
 }
 
+/// A machine of the backing store that stops right after must not have the old permissions.
+#[test]
+fn attributes_written_back_alone_when_reported_then_durable_in_the_backing_store() {
+    for kind in [FileKind::Regular, FileKind::Symlink, FileKind::Fifo, FileKind::Directory] {
+        let (bench, order) = bench();
+        let ino = bench.make("it", kind, 0o644);
+        bench.drained();
+        let differs = || bench.node.meta.get(ino).expect("it is there").backing.attrs_differ;
+        change(&bench, ino, 0o640, 1_000_000_000);
+        order.flaky.set_rules(vec![Rule::always(Operation::Sync, libc::EIO)]);
+        bench.node.writeback.reconcile(ino).expect_err("the sync fails");
+        assert!(differs(), "{kind:?}: what is not durable is not reported");
+        order.flaky.set_rules(Vec::new());
+        order.seen.lock().clear();
+        bench.node.writeback.reconcile(ino).expect("written");
+        assert!(!differs(), "{kind:?}");
+        let seen = order.seen.lock();
+        let last = |wanted| seen.iter().rposition(|(operation, _)| *operation == wanted);
+        assert!(last(Operation::Sync) > last(Operation::SetAttributes), "{kind:?}: {seen:?}");
+    }
+}
+
+/// They are set again when the names in it are written, and what says so goes after that only.
+#[test]
+fn times_of_a_directory_when_set_again_then_durable_before_that_is_forgotten() {
+    let (bench, order) = bench();
+    let dir = bench.mkdir("dir");
+    bench.write("dir/file", b"bytes");
+    change(&bench, dir, 0o755, 1_000_000_000);
+    bench.node.writeback.reconcile(dir).expect("made");
+    bench.node.writeback.reconcile(bench.dir("dir/file")).expect("made");
+    let noted = || bench.node.meta.settings_like("entries-written.").expect("settings").len();
+    let before = noted();
+    assert!(before > 0, "a directory waits for its times");
+    order.flaky.set_rules(vec![Rule::always(Operation::Sync, libc::EIO)]);
+    bench.node.writeback.restore_directory_times();
+    assert_eq!(noted(), before, "nothing is forgotten that is not durable");
+    order.flaky.set_rules(Vec::new());
+    bench.node.writeback.take_up_written_entries().expect("taken up");
+    bench.node.writeback.restore_directory_times();
+    assert_eq!(noted(), 0);
+}
+
 #[test]
 fn rename_that_got_no_answer_when_found_then_durable_before_it_is_reported() {
     let (bench, order) = bench();
