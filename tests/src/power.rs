@@ -335,7 +335,8 @@ impl Run {
     fn cut(&mut self) -> Outcome {
         let mut plans = Vec::new();
         for oracle in &self.oracles {
-            plans.push(work::plan(&mut self.random, oracle, &mut self.stamp, STEPS));
+            let mix = *self.random.pick(&work::Mix::ALL);
+            plans.push(work::plan(&mut self.random, mix, oracle, &mut self.stamp, STEPS));
         }
         self.cut_after(plans, None)?;
         if self.random.one_in(CUTS_BETWEEN_SYNCS) {

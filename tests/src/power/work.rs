@@ -130,12 +130,39 @@ pub fn large_names() -> Vec<String> {
     (0..LARGE).map(|number| format!("large{number}")).collect()
 }
 
+/// What the steps of a worker are mostly about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mix {
+    /// Many files, and their bytes.
+    Bytes,
+    /// Few files, which take each other's names again and again.
+    Names,
+}
+
+impl Mix {
+    pub const ALL: [Mix; 2] = [Mix::Bytes, Mix::Names];
+
+    /// So many small files have names.
+    fn small(self) -> u64 {
+        match self {
+            Mix::Bytes => SMALL,
+            Mix::Names => 3,
+        }
+    }
+}
+
 /// The next steps of a worker.
-pub fn plan(random: &mut Random, oracle: &Oracle, stamp: &mut u64, count: usize) -> Vec<Op> {
+pub fn plan(
+    random: &mut Random,
+    mix: Mix,
+    oracle: &Oracle,
+    stamp: &mut u64,
+    count: usize,
+) -> Vec<Op> {
     let mut expected = oracle.clone();
     let mut ops = Vec::new();
     while ops.len() < count {
-        if let Some(op) = choose(random, &expected, stamp) {
+        if let Some(op) = choose(random, mix, &expected, stamp) {
             expected.apply(&op, false);
             ops.push(op);
         }
@@ -155,11 +182,11 @@ const SYNCS: [Sync; 8] = [
     Sync::Syncfs,
 ];
 
-fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op> {
-    let large = random.one_in(4);
+fn choose(random: &mut Random, mix: Mix, expected: &Oracle, stamp: &mut u64) -> Option<Op> {
+    let large = random.one_in(if mix == Mix::Names { 12 } else { 4 });
     let name = match large {
         true => format!("large{}", random.below(LARGE)),
-        false => format!("small{}", random.below(SMALL)),
+        false => format!("small{}", random.below(mix.small())),
     };
     let there = expected.blocks(&name);
     let mut take = |count: usize| {
@@ -202,8 +229,8 @@ fn choose(random: &mut Random, expected: &Oracle, stamp: &mut u64) -> Option<Op>
             Op::Replace { name, count, stamp, sync: !random.one_in(3), dir }
         }
         (13, Some(_)) => Op::Remove { name, dir },
-        (14, Some(_)) if !large => {
-            let to = format!("small{}", random.below(SMALL));
+        (14..=17, Some(_)) if !large && (kind == 14 || mix == Mix::Names) => {
+            let to = format!("small{}", random.below(mix.small()));
             if to == name {
                 return None;
             }
