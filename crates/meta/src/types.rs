@@ -302,9 +302,34 @@ impl Record {
     /// As [`Record::differs`], leaving the bytes aside.
     #[must_use]
     pub fn namespace_differs(&self) -> bool {
-        !self.links.same(&self.backing.links)
-            || (!self.links.is_empty() || self.ino == Ino::ROOT)
-                && (self.backing.attrs_differ || self.backing.xattrs_differ)
+        let has_names = !self.links.is_empty() || self.ino == Ino::ROOT || self.has_unseen_names();
+        !self.links.same(&self.backing.links) || has_names && self.attributes_differ()
+    }
+
+    fn attributes_differ(&self) -> bool {
+        self.backing.attrs_differ || self.backing.xattrs_differ
+    }
+
+    /// True for a file that has no name here, and by the count of its names has others in directories
+    /// of the backing store that nobody has looked into.
+    #[must_use]
+    pub fn has_unseen_names(&self) -> bool {
+        self.links.is_empty()
+            && !self.is_directory()
+            && self.attr.nlink > 0
+            && !self.backing.links.is_empty()
+    }
+
+    /// True if such names are to show what was changed here: the file is written back before it goes.
+    #[must_use]
+    pub fn is_owed_to_unseen_names(&self) -> bool {
+        self.has_unseen_names() && (self.dirty || self.spilled || self.attributes_differ())
+    }
+
+    /// True if nobody can reach the bytes of an inode any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.links.is_empty() && !self.orphan && !self.is_owed_to_unseen_names()
     }
 
     /// True for a directory.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::fs::{FallocateFlags, fallocate, statfs, statvfs};
 
 const LEAST: u64 = 1 << 20;
 const MOST: u64 = 16 << 20;
@@ -18,6 +18,13 @@ const FLOOR_TO_REMOVE: u64 = 64 << 10;
 /// With so much room the disk is asked only now and then.
 const PLENTY: u64 = 64 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// ext4 keeps a fiftieth of its blocks for itself, and at most so many. Not even root gets them, and they
+/// count as free. (Of those that are told of, it is more than a fiftieth: what the file system itself takes
+/// up is not among them.)
+const EXT4_KEEPS: u64 = 4096;
+const EXT4_SHARE: u64 = 32;
+const EXT4: u64 = 0xef53;
 
 /// A file that takes up room until somebody needs it.
 pub(super) struct Ballast {
@@ -77,11 +84,13 @@ impl Ballast {
 
     /// Free bytes for this process; all there can be if the disk does not say.
     fn room(&self) -> u64 {
-        let disk = self.path.parent().and_then(|dir| statvfs(dir).ok());
+        let disk = self.path.parent().and_then(|dir| statfs(dir).ok());
         disk.map_or(u64::MAX, |disk| {
+            let is_ext4 = disk.f_type as u64 == EXT4;
+            let kept = if is_ext4 { (disk.f_blocks / EXT4_SHARE).min(EXT4_KEEPS) } else { 0 };
             let root = rustix::process::geteuid().is_root();
-            let blocks = if root { disk.f_bfree } else { disk.f_bavail };
-            blocks.saturating_mul(disk.f_frsize)
+            let blocks = if root { disk.f_bfree.saturating_sub(kept) } else { disk.f_bavail };
+            blocks.saturating_mul(disk.f_frsize as u64)
         })
     }
 

@@ -483,6 +483,9 @@ fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
             if unreadable || lacking.contains(&io.kind()) {
                 break;
             }
+            if io.kind() == ErrorKind::StorageFull {
+                return EngineError::NoSpace { path };
+            }
             return EngineError::Open { path, source: Box::new(error) };
         }
         cause = at.source();

@@ -82,7 +82,7 @@ pub enum Queue {
 pub struct Unlinked {
     /// The record after it.
     pub record: Arc<Record>,
-    /// No known name is left and nobody uses the inode: its bytes can be dropped.
+    /// The bytes can be dropped: see [`Record::is_gone`].
     pub gone: bool,
 }
 

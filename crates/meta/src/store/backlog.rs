@@ -369,8 +369,8 @@ impl MetaStore {
         Ok(page.items.iter().filter_map(|(key, _)| keys::number(key).map(Ino)).collect())
     }
 
-    /// An orphan is no longer in use. Returns whether its bytes can be dropped (always, unless it
-    /// got a name again). Its record stays while the backing store still has its names.
+    /// An orphan is no longer in use. Returns whether its bytes can be dropped (unless it got a
+    /// name again, or is owed to names that are not known here). Its record stays while the backing store still has its names.
     ///
     /// # Errors
     /// If the engine fails.
@@ -385,7 +385,7 @@ impl MetaStore {
             Ok(())
         });
         match released {
-            Ok(record) => Ok(record.links.is_empty()),
+            Ok(record) => Ok(record.is_gone()),
             Err(Error::Stale(_)) => Ok(true),
             Err(error) => Err(error),
         }

@@ -225,7 +225,7 @@ impl MetaStore {
             draft.settle(ino)?;
             draft.change_entry(dir, name, (ino, kind), None);
             let record = committed_record(&draft.commit()?, ino)?;
-            Ok(Unlinked { gone: is_gone(&record), record })
+            Ok(Unlinked { gone: record.is_gone(), record })
         })
     }
 
@@ -277,9 +277,4 @@ pub(super) fn detach(record: &mut Record, dir: Ino, name: &[u8], now: Timestamp,
     record.attr.ctime = now;
     record.change += 1;
     record.orphan = record.links.is_empty() && in_use;
-}
-
-/// Whether nobody can reach the bytes of an inode any more.
-pub(super) fn is_gone(record: &Record) -> bool {
-    record.links.is_empty() && !record.orphan
 }

@@ -1,7 +1,7 @@
 //! Rename, with all checks of POSIX that need no credentials.
 
 use super::draft::committed_record;
-use super::names::{detach, is_gone};
+use super::names::detach;
 use super::{
     Draft, Guards, MAX_DEPTH, MetaStore, RenameFlags, Renamed, Unlinked, check_name, corrupt,
 };
@@ -234,7 +234,7 @@ impl MetaStore {
         let replaced = match target {
             Some(target) => {
                 let record = committed_record(&committed, target.0)?;
-                Some(Unlinked { gone: is_gone(&record), record })
+                Some(Unlinked { gone: record.is_gone(), record })
             }
             None => None,
         };

@@ -152,8 +152,9 @@ impl Node {
         }
         let ino = record.ino;
         if self.is_left_orphan(record) {
-            self.meta.release_orphan(ino, crate::clock::wall_time())?;
-            self.residency.discard_soon(ino);
+            if self.meta.release_orphan(ino, crate::clock::wall_time())? {
+                self.residency.discard_soon(ino);
+            }
             return Ok(true);
         }
         if record.is_behind() {

@@ -162,8 +162,11 @@ impl Node {
     pub(crate) fn release_orphans(&self, open: &HashSet<Ino>) -> Result<Vec<u64>> {
         let mut released = Vec::new();
         for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
+            let is_unseen = self.meta.get(ino).is_ok_and(|record| record.has_unseen_names());
             self.meta.release_orphan(ino, clock::wall_time())?;
-            released.push(ino.0);
+            if !is_unseen {
+                released.push(ino.0);
+            }
         }
         Ok(released)
     }

@@ -303,6 +303,7 @@ impl Node {
         if record.is_directory() {
             return Err(Errno::ISDIR.into());
         }
+        self.settle_before_removal(context, &record)?;
         self.given_up.check(context)?;
         let mut before = self.stat(&record);
         let in_use = |ino| {
@@ -319,6 +320,15 @@ impl Node {
         self.after_removal(before, &unlinked);
         self.writeback.conflict_name_went(dir, name);
         fail::fail_point!("node.unlink.done");
+        Ok(())
+    }
+
+    /// See [`Node::settle_for_unseen_names`].
+    fn settle_before_removal(&self, context: &Context, record: &Record) -> Result<()> {
+        if !self.settle_for_unseen_names(record, Some(Instant::now()))? {
+            context.wait()?;
+            self.settle_for_unseen_names(record, None)?;
+        }
         Ok(())
     }
 
@@ -410,6 +420,9 @@ impl Node {
             (_, target) => self.begin_replacing(context, &source, target, &at)?,
         };
         let leaving = target.as_ref().filter(|_| !flags.exchange);
+        if let Some(leaving) = leaving {
+            self.settle_before_removal(context, leaving)?;
+        }
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
         let before = target.map(|target| self.stat(&target));
         let seen = before.as_ref().map(|before| before.ino);

@@ -10,10 +10,12 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_meta::{Error as MetaError, Record};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::clock;
+use crate::error::Result;
 use crate::node::Node;
 
 /// How long a replaced file can still be opened.
@@ -128,24 +130,58 @@ impl Node {
 
     fn let_go(&self, ino: Ino) {
         // Its last close does the same: the file waits here no longer.
-        if self.residency.is_open(ino) || !self.meta.get(ino).is_ok_and(|record| record.orphan) {
-            return;
-        }
-        if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
-            tracing::warn!(%ino, %error, "a replaced file stays until the next start");
-            return;
-        }
+        let orphan = self.meta.get(ino).ok().filter(|record| record.orphan);
+        let Some(record) = orphan.filter(|_| !self.residency.is_open(ino)) else { return };
         // Opened at the last moment: whoever did has its record, and closes it.
-        let nameless = match self.meta.get(ino) {
-            Ok(record) => record.links.is_empty(),
-            Err(error) => matches!(error, forebay_meta::Error::Stale(_)),
-        };
-        if nameless {
+        if self.let_orphan_go(&record) {
             self.residency.note_removed(ino);
             if !self.residency.is_open(ino) {
                 self.residency.discard_data(ino);
             }
         }
+    }
+
+    /// A removed file is in use no more. Returns whether its bytes can go: not if names that are not known
+    /// here are to show them.
+    pub(crate) fn let_orphan_go(&self, record: &Record) -> bool {
+        let ino = record.ino;
+        match self.settle_for_unseen_names(record, Some(Instant::now())) {
+            Ok(true) => {}
+            settled => {
+                // Whoever has it in hand waits for a slow device.
+                tracing::debug!(%ino, ?settled, "a removed file is let go of later");
+                self.linger(ino);
+                return false;
+            }
+        }
+        if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
+            tracing::warn!(%ino, %error, "can't release a removed file");
+        }
+        match self.meta.get(ino) {
+            Ok(record) => {
+                self.queue(&record);
+                record.links.is_empty() && !record.is_owed_to_unseen_names()
+            }
+            Err(error) => matches!(error, MetaError::Stale(_)),
+        }
+    }
+
+    /// A file is about to lose its last known name, and perhaps has others in directories that are not
+    /// imported: its record says what was written to it. False if that is not known at `deadline`.
+    pub(crate) fn settle_for_unseen_names(
+        &self,
+        record: &Record,
+        deadline: Option<Instant>,
+    ) -> Result<bool> {
+        let known = record.links.len() as u32;
+        if record.is_directory()
+            || known > 1
+            || record.attr.nlink <= known
+            || !self.residency.is_unsettled(record.ino)
+        {
+            return Ok(true);
+        }
+        self.residency.settle_by(&self.residency.files.get(record.ino), deadline)
     }
 }
 

@@ -10,7 +10,6 @@ use forebay_store::backing::Access;
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
-use crate::clock;
 use crate::cluster::{AccessMode, Seen};
 use crate::config::{Durability, Passthrough, WritebackPolicy};
 use crate::context::Context;
@@ -653,10 +652,7 @@ impl Node {
         if self.names.lingering.has(file.ino) {
             return;
         }
-        if let Err(error) = self.meta.release_orphan(file.ino, clock::wall_time()) {
-            tracing::warn!(ino = file.ino.0, %error, "can't release a removed file");
-        }
-        if record.links.is_empty() {
+        if self.let_orphan_go(&record) {
             self.residency.note_removed(file.ino);
             if !file.is_open() {
                 self.discard_at_hand(file, Residency::discard_data);

@@ -21,11 +21,15 @@ impl Writeback {
     /// Takes the names of an inode that has none here.
     pub(super) fn remove<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let is_file = work.record.attr.kind == FileKind::Regular;
-        if is_file && work.record.attr.nlink > 0 && (work.record.dirty || work.record.spilled) {
-            // It has further names, in directories that are not imported: they show the bytes.
+        if work.record.has_unseen_names() {
+            // They show what was changed here.
+            if !work.record.dirty && self.residency.settle_if_unsettled(work.ino())? {
+                return Err(NodeError::Busy);
+            }
             if self.write_bytes(work, depth)? == Step::Again {
                 return Ok(Step::Again);
             }
+            self.write_attributes(work)?;
         }
         if work.record.orphan && is_file {
             return self.hide(work);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{Error as MetaError, Link, Links, Record};
-use forebay_store::Dir;
+use forebay_store::{Dir, StoreError};
 use forebay_types::{Fingerprint, Ino};
 
 use super::OWNER_WAIT;
@@ -105,6 +105,9 @@ impl Facts {
     }
 }
 
+/// So many objects are held open until their attributes are durable.
+const MAX_HELD: usize = 32;
+
 /// The work on one inode. `record` follows what was done.
 pub(super) struct Work<'a> {
     pub(super) record: Record,
@@ -135,6 +138,7 @@ pub(super) struct Work<'a> {
     pub(super) wanted_by: Option<Ino>,
     /// A removed directory within removed ones that lies too deep for this turn, and has to go first.
     pub(super) too_deep: Option<Ino>,
+    was_kept: bool,
 }
 
 impl<'a> Work<'a> {
@@ -155,6 +159,7 @@ impl<'a> Work<'a> {
             as_known: false,
             wanted_by: None,
             too_deep: None,
+            was_kept: record.has_unseen_names(),
         }
     }
 
@@ -293,6 +298,8 @@ struct Finished<'a> {
     seen_change: u64,
     /// The pass came to its end: names that were missing are there.
     placed: bool,
+    /// It had no name here, and others that nobody has looked at: its bytes were kept until now.
+    was_kept: bool,
     facts: Facts,
 }
 
@@ -300,8 +307,10 @@ struct Finished<'a> {
 pub(super) struct Batch<'a> {
     node: &'a Writeback,
     dirs: BTreeMap<u64, Dir>,
-    /// Objects whose attributes changed.
+    /// Objects whose attributes changed and may not be durable.
     changed: Vec<Dir>,
+    /// That could not be made durable.
+    unsynced: Option<StoreError>,
     finished: Vec<Finished<'a>>,
     followers: Vec<Ino>,
     foreign: Vec<Link>,
@@ -315,6 +324,7 @@ impl<'a> Batch<'a> {
             node,
             dirs: BTreeMap::new(),
             changed: Vec::new(),
+            unsynced: None,
             finished: Vec::new(),
             followers: Vec::new(),
             foreign: Vec::new(),
@@ -358,6 +368,9 @@ impl<'a> Batch<'a> {
         let refused = work.refused.take();
         self.too_deep = self.too_deep.or(work.too_deep);
         self.keep(owned, work, placed);
+        if self.changed.len() >= MAX_HELD && self.unsynced.is_none() {
+            self.unsynced = self.node.backing.sync_held(&std::mem::take(&mut self.changed)).err();
+        }
         match (done, refused) {
             (Ok(Step::Done), Some(refused)) => Err(refused),
             (done, _) => done,
@@ -374,8 +387,8 @@ impl<'a> Batch<'a> {
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
         self.changed.extend(work.changed);
         self.followers.extend(work.followers);
-        let seen_change = work.seen_change;
-        self.finished.push(Finished { owned, seen_change, placed, facts: work.facts });
+        let Work { seen_change, was_kept, facts, .. } = work;
+        self.finished.push(Finished { owned, seen_change, placed, was_kept, facts });
     }
 
     /// An inode that was moved aside for one of this batch.
@@ -400,9 +413,11 @@ impl<'a> Batch<'a> {
         self.node.entries_written(dirs.keys().copied());
         let mut held = std::mem::take(&mut self.changed);
         held.extend(dirs.values().cloned());
-        if !held.is_empty() {
+        let unsynced = self.unsynced.take();
+        if !held.is_empty() || unsynced.is_some() {
             fail_at!("node.reconcile.before_sync");
-            if let Err(error) = self.node.backing.sync_held(&held) {
+            let synced = unsynced.map_or_else(|| self.node.backing.sync_held(&held), Err);
+            if let Err(error) = synced {
                 for done in &finished {
                     self.node.settle_published(done.owned.ino, false)?;
                     let known = self.node.known(done.owned.ino)?;
@@ -459,7 +474,12 @@ impl<'a> Batch<'a> {
     }
 
     fn report(&self, done: &Finished<'a>) -> Result<()> {
-        self.node.report(&done.owned, done.seen_change, &done.facts)
+        let ino = done.owned.ino;
+        self.node.report(&done.owned, done.seen_change, &done.facts)?;
+        if done.was_kept && self.node.known(ino)?.is_none() && !self.node.residency.is_open(ino) {
+            self.node.discard(ino);
+        }
+        Ok(())
     }
 }
 

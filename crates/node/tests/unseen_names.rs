@@ -1,0 +1,148 @@
+//! Files that others know under names which nobody has looked at here: what is changed under a known name is
+//! shown under the others, also when the known one is gone before that was written back.
+
+mod rig;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::Arc;
+
+use forebay_node::{Ino, SetAttr};
+use forebay_store::decorators::Transparent;
+use rig::{CONTEXT, MIB, Rig};
+
+const BEFORE: &[u8] = b"what was there";
+
+/// A started rig whose backing store has one file under `a/x` and `b/x`.
+fn rig() -> Rig {
+    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
+    for dir in ["a", "b"] {
+        std::fs::create_dir(rig.backing().join(dir)).unwrap();
+    }
+    let (known, unseen) = (rig.backing().join("a/x"), rig.backing().join("b/x"));
+    std::fs::write(&known, BEFORE).unwrap();
+    std::fs::hard_link(known, unseen).unwrap();
+    rig.start();
+    rig
+}
+
+fn at(rig: &Rig, dir: &str, name: &str) -> Option<Ino> {
+    let dir = rig.ino(dir);
+    rig.node().lookup(&CONTEXT, dir, name.as_bytes()).unwrap().map(|stat| stat.ino)
+}
+
+/// How the known name goes.
+#[derive(Debug, Clone, Copy)]
+enum Goes {
+    Removed,
+    Replaced,
+    /// Removed while it is open; what is written is written after that.
+    RemovedBefore,
+}
+
+fn take_the_known_name(rig: &Rig, goes: Goes) {
+    let dir = rig.ino("a");
+    match goes {
+        Goes::Removed | Goes::RemovedBefore => rig.node().unlink(&CONTEXT, dir, b"x").unwrap(),
+        Goes::Replaced => {
+            let new = rig.node().create_and_open(&CONTEXT, dir, b"new", (0o644, 0), libc::O_RDWR);
+            rig.node().release(new.unwrap().1.fh);
+            rig.node().rename(&CONTEXT, (dir, b"new"), (dir, b"x"), 0).unwrap();
+        }
+    }
+}
+
+/// Appends under the known name, which goes.
+fn append(rig: &Rig, goes: Goes, is_synced: bool) {
+    let known = at(rig, "a", "x").expect("there");
+    let opened = rig.node().open(&CONTEXT, known, libc::O_RDWR).unwrap();
+    if matches!(goes, Goes::RemovedBefore) {
+        take_the_known_name(rig, goes);
+    }
+    rig.write(opened.fh, BEFORE.len() as u64, b", and more");
+    if is_synced {
+        rig.node().fsync(&CONTEXT, opened.fh, false).unwrap();
+    }
+    rig.node().release(opened.fh);
+    if !matches!(goes, Goes::RemovedBefore) {
+        take_the_known_name(rig, goes);
+    }
+}
+
+const AFTER: &[u8] = b"what was there, and more";
+
+#[test]
+fn file_with_a_name_that_nobody_has_looked_at_when_its_known_one_goes_then_the_other_shows_it() {
+    for goes in [Goes::Removed, Goes::Replaced, Goes::RemovedBefore] {
+        for is_synced in [false, true] {
+            for is_looked_at in [false, true] {
+                let what = format!("{goes:?}, synced: {is_synced}, looked at: {is_looked_at}");
+                let rig = rig();
+                append(&rig, goes, is_synced);
+                if is_looked_at {
+                    let other = at(&rig, "b", "x").expect("there");
+                    let opened = rig.node().open(&CONTEXT, other, libc::O_RDONLY).unwrap();
+                    let shown = rig.read_all(opened.fh);
+                    rig.node().release(opened.fh);
+                    assert_eq!(shown, AFTER, "{what}");
+                }
+                rig.drain();
+                assert_eq!(rig.plain("b/x"), AFTER, "{what}");
+                let gone = !rig.backing().join("a/x").exists();
+                assert_eq!(gone, !matches!(goes, Goes::Replaced), "{what}");
+                assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+                let other = at(&rig, "b", "x").expect("there");
+                assert_eq!(rig.node().getattr(&CONTEXT, other).unwrap().attr.size, 24, "{what}");
+                let checked = rig.node().writeback().unwritten(10).unwrap();
+                assert!(checked.is_empty(), "{what}: {checked:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn file_with_a_name_that_nobody_has_looked_at_when_the_daemon_dies_then_the_other_shows_it() {
+    for goes in [Goes::Removed, Goes::Replaced, Goes::RemovedBefore] {
+        let mut rig = rig();
+        append(&rig, goes, true);
+        rig.crash();
+        rig.start();
+        rig.drain();
+        assert_eq!(rig.plain("b/x"), AFTER, "{goes:?}");
+    }
+}
+
+#[test]
+fn attributes_of_a_file_when_its_known_name_goes_then_its_other_has_them() {
+    let rig = rig();
+    let known = at(&rig, "a", "x").expect("there");
+    let set = SetAttr { mode: Some(0o600), size: Some(4), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, known, &set).unwrap();
+    rig.node().set_xattr(&CONTEXT, known, (b"user.k", b"value"), 0, false).unwrap();
+    take_the_known_name(&rig, Goes::Removed);
+    rig.drain();
+    let found = std::fs::metadata(rig.backing().join("b/x")).unwrap();
+    assert_eq!((found.permissions().mode() & 0o777, found.size(), found.nlink()), (0o600, 4, 1));
+    let mut value = [0; 16];
+    let length = rustix::fs::getxattr(rig.backing().join("b/x"), "user.k", &mut value).unwrap();
+    assert_eq!(&value[..length], b"value");
+}
+
+/// Nothing is left on the tier of what is gone for good, and nothing in the backlog if others remove the other
+/// name as well.
+#[test]
+fn file_that_loses_all_names_here_and_there_then_nothing_of_it_stays() {
+    for others_first in [true, false] {
+        let rig = rig();
+        append(&rig, Goes::Removed, false);
+        if others_first {
+            std::fs::remove_file(rig.backing().join("b/x")).unwrap();
+            rig.drain();
+        } else {
+            rig.drain();
+            std::fs::remove_file(rig.backing().join("b/x")).unwrap();
+        }
+        assert_eq!(at(&rig, "b", "x"), None);
+        assert_eq!(rig.occupied(0), 0, "others first: {others_first}");
+        assert!(rig.node().writeback().unwritten(10).unwrap().is_empty());
+    }
+}
