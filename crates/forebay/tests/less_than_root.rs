@@ -37,15 +37,15 @@ fn as_user(site: &Site, script: &str) -> (i32, String) {
     outcome(command.env("XDG_RUNTIME_DIR", site.path("run")))
 }
 
-#[test]
-fn mount_of_a_plain_user_when_files_of_others_are_changed_then_they_get_there_and_it_drains() {
+/// A site of the user; `None` where he can't mount.
+fn site_of_the_user() -> Option<Site> {
     if !can_mount() {
-        return;
+        return None;
     }
     let helper = fs::metadata("/usr/bin/fusermount3").or_else(|_| fs::metadata("/bin/fusermount3"));
     if !helper.is_ok_and(|helper| helper.mode() & 0o4000 != 0) {
         eprintln!("skipped: fusermount3 is not set-uid");
-        return;
+        return None;
     }
     let site = Site::new();
     fs::set_permissions(site.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -54,6 +54,65 @@ fn mount_of_a_plain_user_when_files_of_others_are_changed_then_they_get_there_an
         chown(site.path(dir), Some(USER), Some(USER)).unwrap();
     }
     fs::set_permissions(site.path("run"), fs::Permissions::from_mode(0o700)).unwrap();
+    Some(site)
+}
+
+/// What plain users do to directories that they have closed to themselves, as for a package that nobody is
+/// to change. In each step the modes follow at once, before anything is written back.
+const CLOSED: [&str; 4] = [
+    "mkdir -p pkg/sub deep/a/b; echo a >pkg/a; echo b >pkg/sub/b; echo c >deep/a/b/c; ln -s a pkg/l
+     chmod 444 pkg/a pkg/sub/b; chmod 555 pkg/sub pkg; chmod 000 deep/a/b; chmod 500 deep/a deep",
+    "chmod u+w pkg; echo n >pkg/new; rm -f pkg/a; mv pkg/sub pkg/other; mkfifo pkg/p; chmod u-w pkg
+     chmod u+w deep deep/a; chmod 700 deep/a/b; echo more >>deep/a/b/c; mv deep/a/b/c out
+     chmod 000 deep/a/b; chmod 000 deep/a",
+    "mkdir box; mv box deep/; chmod u+w pkg; mv pkg deep/box/; chmod 555 deep/box/pkg deep/box",
+    "chmod -R u+rwx deep; rm -rf deep; mkdir deep; echo again >deep/file; chmod 0 deep",
+];
+
+#[test]
+fn directories_that_a_plain_user_has_closed_when_their_modes_come_first_then_all_gets_there() {
+    let Some(site) = site_of_the_user() else { return };
+    for (number, step) in CLOSED.into_iter().enumerate() {
+        let script = format!(
+            r#"
+            [ -r /dev/fuse ] && [ -w /dev/fuse ] || {{ echo "no device"; exit 0; }}
+            do_it() {{ mkdir -p "$1" && cd "$1" && umask 022 && {{ chmod u+w deep 2>/dev/null; {step}
+            }}; }}
+            do_it "$S/home/native"
+            "$F" mount "$S/backing" "$S/mnt" --tier "$S/home/tier=64M" || exit 1
+            do_it "$S/mnt"
+            cd / && "$F" umount --timeout 60s "$S/mnt" && echo drained
+            "#
+        );
+        let (code, text) = as_user(&site, &script);
+        if text.contains("no device") {
+            eprintln!("skipped: plain users may not use /dev/fuse");
+            return;
+        }
+        assert!(code == 0 && text.contains("drained"), "step {number}: {text}");
+        let tree = |dir: &str| {
+            let mut find = std::process::Command::new("find");
+            find.args([".", "-name", ".forebay", "-prune", "-o", "-mindepth", "1"]);
+            find.args(["-printf", "%M %s %P\\n"]).current_dir(site.path(dir));
+            let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
+            let mut lines: Vec<_> = found.lines().filter(|line| !line.starts_with('d')).collect();
+            let dirs = found.lines().filter(|line| line.starts_with('d'));
+            // Directories have sizes of their own.
+            let dirs: Vec<_> = dirs.map(|dir| dir.split(' ').collect::<Vec<_>>()).collect();
+            let dirs: Vec<_> = dirs.iter().map(|dir| format!("{} {}", dir[0], dir[2])).collect();
+            lines.sort_unstable();
+            let mut all: Vec<String> =
+                lines.iter().map(|line| (*line).to_string()).chain(dirs).collect();
+            all.sort_unstable();
+            all
+        };
+        assert_eq!(tree("backing"), tree("home/native"), "step {number}: {text}");
+    }
+}
+
+#[test]
+fn mount_of_a_plain_user_when_files_of_others_are_changed_then_they_get_there_and_it_drains() {
+    let Some(site) = site_of_the_user() else { return };
     put(&site, "group", (OTHER, USER, 0o664));
     put(&site, "roots", (0, USER, 0o660));
     put(&site, "closed", (OTHER, USER, 0o640));

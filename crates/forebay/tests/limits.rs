@@ -4,7 +4,7 @@ mod site;
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use site::{Site, can_mount, outcome, wait_for};
@@ -23,15 +23,19 @@ impl Memory {
         Memory(dir)
     }
 
-    /// Takes all its room.
     fn fill(&self) -> PathBuf {
-        let path = self.0.join("filler");
-        let mut filler = fs::File::create(&path).unwrap();
-        for chunk in [1 << 20, 4096] {
-            while filler.write_all(&vec![0; chunk]).is_ok() {}
-        }
-        path
+        fill(&self.0)
     }
+}
+
+/// Takes all room of a disk.
+fn fill(disk: &Path) -> PathBuf {
+    let path = disk.join("filler");
+    let mut filler = fs::File::create(&path).unwrap();
+    for chunk in [1 << 20, 4096] {
+        while filler.write_all(&vec![0; chunk]).is_ok() {}
+    }
+    path
 }
 
 impl Drop for Memory {
@@ -105,6 +109,65 @@ fn state_when_its_disk_is_full_then_changes_get_enospc_and_all_that_is_known_can
     site.umount();
     assert_eq!(fs::read(site.path("backing/before")).unwrap(), b"written before");
     assert!(site.path("backing/dir").is_dir());
+}
+
+/// ext4 keeps blocks that count as free and that not even root gets.
+#[test]
+fn state_when_its_disk_is_a_full_ext4_then_changes_get_enospc_until_there_is_room() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let Some(disk) = Disk::new(&site, "disk") else { return };
+    let state = format!("--state-dir={}/state", disk.dir.display());
+    site.mount(&[&state, "--writeback", "evict"]);
+    let at = |name: &str| site.path("mnt").join(name);
+    fs::write(at("before"), b"written before").unwrap();
+    let filler = fill(&disk.dir);
+    let mut made = 0_u32;
+    let refused = loop {
+        match fs::File::create(at(&format!("new{made}"))) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+        assert!(made < 200_000, "nothing was refused");
+    };
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "after {made}");
+    // Now all that there was for removals is taken as well.
+    while fs::remove_file(at(&format!("new{}", made - 1))).is_ok() {
+        made -= 1;
+    }
+    for _ in 0..20 {
+        assert_eq!(errno_of(fs::create_dir(at("dir"))), Some(libc::ENOSPC));
+        assert!([None, Some(libc::ENOSPC)].contains(&errno_of(fs::remove_file(at("new0")))));
+        assert_eq!(fs::read(at("before")).unwrap(), b"written before");
+    }
+    let told = site.run(&["sync", &site.text("mnt"), "--drain-timeout", "2s"]).1;
+    assert!(!told.contains("check the file system"), "{told}");
+    fs::remove_file(filler).unwrap();
+    let again = || fs::create_dir(at("dir")).is_ok();
+    assert!(wait_for(Duration::from_secs(60), again), "it goes on when there is room");
+    site.umount();
+}
+
+#[test]
+fn room_of_the_store_when_asked_for_after_a_pause_then_is_that_of_now() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    fs::remove_dir(site.path("backing")).unwrap();
+    let store = Memory::new(&site, "backing", "64m");
+    site.mount(&[]);
+    let free = || {
+        let found = rustix::fs::statvfs(site.path("mnt")).unwrap();
+        found.f_bavail * found.f_frsize
+    };
+    assert!(free() > 32 << 20);
+    let _filler = store.fill();
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(free() < 1 << 20, "the first answer is as old as the last question");
+    site.umount();
 }
 
 #[test]

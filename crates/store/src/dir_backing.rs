@@ -300,7 +300,8 @@ impl DirBacking {
         let mut left = false;
         for handle in held.iter().filter(|handle| !together(handle)) {
             match sync_alone(handle) {
-                Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) => left = true,
+                // The last one: another program has a lease of it.
+                Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP | Errno::AGAIN) => left = true,
                 synced => synced.map_err(|e| self.err("sync", handle, OsStr::new(""), e))?,
             }
         }

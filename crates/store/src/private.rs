@@ -497,10 +497,15 @@ impl DirBacking {
         self.in_area(Area::Mounts, |dir| {
             let before = self.stat_if(dir, &name)?.is_some();
             let file = self.open_private(dir, &new, OFlags::CREATE | OFlags::TRUNC)?;
-            crate::Bytes::write_at(&*file, note, 0)?;
-            fs::renameat(dir, &new, dir, &name)
-                .map_err(|e| self.err("note the mount in", dir, &name, e))?;
-            Ok(before)
+            let noted = crate::Bytes::write_at(&*file, note, 0).and_then(|_| {
+                fs::renameat(dir, &new, dir, &name)
+                    .map_err(|e| self.err("note the mount in", dir, &name, e))
+            });
+            if noted.is_err() {
+                // A full store has room for the name of a note, and not for what it says.
+                fs::unlinkat(dir, &new, AtFlags::empty()).ok();
+            }
+            noted.map(|()| before)
         })
     }
 

@@ -16,6 +16,8 @@ use super::NAME_MAX;
 
 /// How long an answer of the backing store is used.
 const FRESH: Duration = Duration::from_secs(1);
+/// How long an older one is given, while it is asked again.
+const STALE: Duration = Duration::from_secs(5);
 
 /// Size and room, as `statvfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,14 +60,14 @@ pub(super) struct Cached {
 }
 
 impl Node {
-    /// Size and room of the backing store. Waits for it the first time only; later answers may be
-    /// a little old, and are refreshed in the background.
+    /// Size and room of the backing store, as of the last few seconds. Who asks again and again does not
+    /// wait for it: his answers are refreshed in the background.
     ///
     /// # Errors
-    /// `MustWait` for the first time; what the backing store says.
+    /// `MustWait` where the last answer is too old; what the backing store says.
     pub fn statfs(&self, context: &Context) -> Result<Statfs> {
         let last = *self.names.statfs.last.lock();
-        let Some((statfs, at)) = last else {
+        let Some((statfs, at)) = last.filter(|(_, at)| at.elapsed() <= STALE) else {
             context.wait()?;
             return self.refresh_statfs();
         };

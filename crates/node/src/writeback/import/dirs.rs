@@ -393,6 +393,21 @@ impl Writeback {
         mut operation: impl FnMut(&Dir) -> Result<T>,
     ) -> Result<T> {
         self.residency.pace();
+        match self.in_directory_as_it_is(dir, &mut operation) {
+            Err(error)
+                if error.class() == Some(ErrorClass::Denied) && self.open_as_here(dir)? =>
+            {
+                self.in_directory_as_it_is(dir, &mut operation)
+            }
+            done => done,
+        }
+    }
+
+    fn in_directory_as_it_is<T>(
+        &self,
+        dir: Ino,
+        operation: &mut impl FnMut(&Dir) -> Result<T>,
+    ) -> Result<T> {
         let handle = self.backing_dir(dir)?;
         match operation(&handle) {
             Err(error) if is_lost(&error) && self.handle_is_dead(dir) => {

@@ -12,6 +12,7 @@
 
 mod attributes;
 mod bytes;
+mod closed_dirs;
 mod conflict;
 mod conflict_list;
 mod conflict_places;
@@ -368,9 +369,15 @@ impl Writeback {
             if self.keeps_hidden(&record) {
                 return Ok(());
             }
-            match batch.with(owned, &record, |work| self.pass(work, depth))? {
-                Step::Done => return Ok(()),
-                Step::Again => batch.finish()?,
+            match batch.with(owned, &record, |work| self.pass(work, depth)) {
+                Err(error)
+                    if error.class() == Some(ErrorClass::Denied)
+                        && self.open_closed_dirs(&record)? =>
+                {
+                    batch.finish()?;
+                }
+                Ok(Step::Again) => batch.finish()?,
+                done => return done.map(drop),
             }
         }
         Err(NodeError::Busy)
