@@ -20,15 +20,10 @@ use crate::error::{NodeError, Result};
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
 use crate::writeback::Writeback;
-use crate::writeback::import::LIMBO;
+use crate::writeback::import::{LIMBO, folded};
 
 /// What the backing store can't do with a name that it takes for another one.
 const SAME_NAME: &str = "tell the name, which differs in case or at its end only, from that of";
-
-/// A name as stores see it that take some for the same.
-fn folded(name: &OsStr) -> String {
-    name.to_string_lossy().trim_end_matches(['.', ' ']).to_lowercase()
-}
 
 /// Entries of a directory that are looked at at a time.
 const PAGE: usize = 1000;
