@@ -111,13 +111,13 @@ impl Program {
         Path::new(&self.name).file_stem().is_some_and(|stem| stem == target)
     }
 
-    /// Runs it with the arguments given, and ends what it leaves, and itself when it is silent for
-    /// [`SILENT`]. Also where the kernel does not let go of it, this comes back.
-    pub fn run(&self, arguments: &[&str], scratch: &Path) -> Result<Outcome> {
+    /// Runs it, and ends what it leaves, and itself when it is silent for [`SILENT`]. Also where the kernel
+    /// does not let go of it, this comes back.
+    pub fn run(&self, scratch: &Path) -> Result<Outcome> {
         let began = Instant::now();
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = guarded(scratch, &self.executable);
-        command.args(arguments).arg("--show-output");
+        command.arg("--show-output");
         command.current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
         // Daemons that a test starts would warn of variables that they don't know.
         for name in ["FOREBAY_TEST_SET", "FOREBAY_TEST_SKIPS"] {
