@@ -52,6 +52,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         Some(only) => programs.retain(|program| only.split(' ').any(|name| program.is(name))),
         None => programs.retain(|program| set.has(&program.name)),
     }
+    for program in &mut programs {
+        program.more = set.more_of(&program.name);
+    }
     println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
     let outcomes = side_by_side(programs, lanes, &scratch)?;
     let documents =

@@ -68,9 +68,8 @@ mod tests {
     #[test]
     fn mounts_of_others_when_they_are_of_forebay_and_not_where_this_runs_then_they_go() {
         let line = |kind: &str| format!("97 28 0:57 / /mnt/data rw,nosuid - {kind} forebay rw");
-        let found = |kind: &str, home: &str| {
-            forebay_at(&line(kind), Path::new(home)).map(str::to_owned)
-        };
+        let found =
+            |kind: &str, home: &str| forebay_at(&line(kind), Path::new(home)).map(str::to_owned);
         assert_eq!(found("fuse.forebay", "/work").as_deref(), Some("/mnt/data"));
         assert_eq!(found("fuse.forebay", "/mnt/data/checkout"), None);
         assert_eq!(found("ext4", "/work"), None);
