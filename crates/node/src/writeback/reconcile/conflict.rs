@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use forebay_meta::{Error as MetaError, Link, Record};
+use forebay_meta::{Error as MetaError, Link, NameIn, Record};
 use forebay_store::{Attributes, ErrorClass, StoreError};
 use forebay_types::{Ino, Timestamp};
 
@@ -112,7 +112,8 @@ impl Writeback {
         for attempt in 0..MAX_NAMES {
             let name = conflict_name(&link.name, now, attempt);
             let parent = link.parent;
-            match self.meta.rename_inode(work.ino(), parent, (&link.name, &name), now) {
+            let from = NameIn::new(parent, &link.name);
+            match self.meta.rename_inode(work.ino(), from, &name, now) {
                 Ok(_) => {
                     self.forget_name(parent, &link.name);
                     self.forget_name(parent, &name);
