@@ -288,14 +288,10 @@ impl Bench {
     fn rename(&self, from: &str, to: &str, exchange: bool) {
         let ((from_dir, from), (to_dir, to)) = (self.split(from), self.split(to));
         let flags = RenameFlags { exchange, ..RenameFlags::default() };
-        let (from, to) = (from.as_bytes(), to.as_bytes());
-        let renamed = self.node.meta.rename(
-            NameIn::new(from_dir, from),
-            NameIn::new(to_dir, to),
-            flags,
-            clock::wall_time(),
-            &|_| false,
-        );
+        let from = NameIn::new(from_dir, from.as_bytes());
+        let to = NameIn::new(to_dir, to.as_bytes());
+        let now = clock::wall_time();
+        let renamed = self.node.meta.rename(from, to, flags, now, &|_| false);
         renamed.expect("it can be renamed");
     }
 
