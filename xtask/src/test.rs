@@ -1,14 +1,14 @@
 //! `cargo xtask test`: runs all tests, several test programs side by side.
 //!
 //! Most tests wait for devices, time limits and other processes, so that one program after the
-//! other leaves the processors idle for half of the time. A test that fails beside others is run once
-//! more with the machine to itself: if it passes then, it is *unsteady*, a defect of the test or of
-//! what it tests, which is listed at the end and does not hold up what is sent. Each program is run by a guard ([`guard`]), which ends what the program
-//! leaves, also when this one is interrupted or killed. Tests that skipped what they are for, as a
-//! program or a right was missing, are listed at the end; where `FOREBAY_TEST_SKIPS` says what may be
-//! missing, any other skip fails the run.
+//! other leaves the processors idle for half of the time. A test that fails has failed: there is no
+//! second run. Each program is run by a guard ([`guard`]), which ends what the program leaves, also when
+//! this one is interrupted or killed. Tests that skipped what they are for, as a program or a right was
+//! missing, are listed at the end; where `FOREBAY_TEST_SKIPS` says what may be missing, any other skip
+//! fails the run.
 
 pub mod guard;
+mod own_mounts;
 mod program;
 mod skips;
 mod slow;
@@ -23,9 +23,6 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use self::program::{Outcome, Program};
-
-/// With more failures than this none gets a second chance: something is broken.
-const SECOND_CHANCES: usize = 4;
 
 /// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
 ///
@@ -55,6 +52,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         Some(only) => programs.retain(|program| only.split(' ').any(|name| program.is(name))),
         None => programs.retain(|program| set.has(&program.name)),
     }
+    for program in &mut programs {
+        program.more = set.more_of(&program.name);
+    }
     println!("{} test programs, built in {} s", programs.len(), begin.elapsed().as_secs());
     let outcomes = side_by_side(programs, lanes, &scratch)?;
     let documents =
@@ -62,8 +62,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     tell_longest(&outcomes);
     let skipped = tell_skipped(&outcomes);
     let unexplained = skips::unexplained(&outcomes);
-    let failed: Vec<Outcome> = outcomes.into_iter().filter(|outcome| !outcome.passed).collect();
-    let passed = second_chances(&failed, &scratch)?;
+    let passed = tell_failed(&outcomes);
     for skip in &unexplained {
         println!("FAILED: {skip}, although nothing that this needs is missing");
     }
@@ -79,7 +78,7 @@ fn side_by_side(programs: Vec<Program>, lanes: usize, scratch: &Path) -> Result<
         loop {
             let next = queue.lock().ok().and_then(|mut queue| queue.pop_front());
             let Some(program) = next else { return Ok(()) };
-            let outcome = program.run(&[], scratch)?;
+            let outcome = program.run(scratch)?;
             show(&outcome);
             if let Ok(mut outcomes) = outcomes.lock() {
                 outcomes.push(outcome);
@@ -132,30 +131,15 @@ fn failures(outcome: &Outcome) -> Vec<String> {
     if tests.is_empty() || !outcome.ended { vec![String::new()] } else { tests }
 }
 
-/// Runs what failed once more, one after the other, if it is not too much. True if all passed then.
-fn second_chances(failed: &[Outcome], scratch: &Path) -> Result<bool> {
-    let tests: Vec<(&Program, String)> = failed
-        .iter()
-        .flat_map(|outcome| failures(outcome).into_iter().map(|name| (&outcome.program, name)))
-        .collect();
-    for (program, name) in &tests {
-        println!("FAILED: {} {name}", program.name);
-    }
-    if tests.len() > SECOND_CHANCES {
-        return Ok(false);
-    }
-    let mut all = true;
-    for (program, name) in tests {
-        println!("\nonce more, alone: {} {name}", program.name);
-        let exact = [name.as_str(), "--exact", "--test-threads=1"];
-        let outcome = program.run(if name.is_empty() { &[] } else { &exact }, scratch)?;
-        show(&outcome);
-        all &= outcome.passed;
-        if outcome.passed {
-            println!("UNSTEADY: {} {name} failed beside others and passed alone", program.name);
+/// Names what failed. True if nothing did.
+fn tell_failed(outcomes: &[Outcome]) -> bool {
+    let failed = || outcomes.iter().filter(|outcome| !outcome.passed);
+    for outcome in failed() {
+        for name in failures(outcome) {
+            println!("FAILED: {} {name}", outcome.program.name);
         }
     }
-    Ok(all)
+    failed().next().is_none()
 }
 
 /// The names in the last list of failures that libtest prints.

@@ -64,8 +64,10 @@ fn wait_until(what: &str, mut probe: impl FnMut() -> bool) {
     }
 }
 
-fn is_mounted(point: &Path) -> bool {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+/// Whether a process sees a mount.
+fn is_mounted(process: u32, point: &Path) -> bool {
+    let mounts = std::fs::read_to_string(format!("/proc/{process}/mountinfo"));
+    let mounts = mounts.unwrap_or_default();
     let point = point.to_str().expect("plain text");
     mounts.lines().any(|line| line.split(' ').nth(4) == Some(point))
 }
@@ -116,12 +118,13 @@ fn run_when_who_wanted_it_is_gone_then_processes_files_and_mounts_are_too() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root for a mount");
     } else {
-        assert!(is_mounted(&point));
+        assert!(is_mounted(run.guard.id(), &point));
+        assert!(!is_mounted(std::process::id(), &point), "others see it");
     }
     drop(run.guard.stdin.take());
     let (said, status, _) = run.end();
     assert!(!status.success() && said.contains("left behind"), "{said}");
-    assert!(!is_there(daemon) && !is_mounted(&point) && !directory.exists());
+    assert!(!is_there(daemon) && !is_mounted(std::process::id(), &point) && !directory.exists());
     assert!(!of_memory.exists() && memory.path().exists());
 }
 

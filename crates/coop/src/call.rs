@@ -35,6 +35,15 @@ pub(crate) enum Stage {
     Working,
 }
 
+/// Another call, a segment of which is done by one of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Origin {
+    /// Whose it is.
+    pub(crate) rank: Rank,
+    pub(crate) call: CallId,
+    pub(crate) segment: Rank,
+}
+
 /// A call under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
@@ -59,8 +68,8 @@ pub(crate) struct Call {
     pub(crate) ios: u32,
     pub(crate) lost: bool,
     pub(crate) failed: bool,
-    /// For whom it is done, if for another call: whose, which, which segment.
-    pub(crate) origin: Option<(Rank, CallId, Rank)>,
+    /// For whom it is done, if for another call.
+    pub(crate) origin: Option<Origin>,
     /// Whose buffer it uses.
     pub(crate) buffer: CallId,
     /// Of a collective call: what has been sent to the homes of which segments.
@@ -429,7 +438,7 @@ impl Process {
         let room = call.has_room();
         let reads = call.access == Access::Read;
         if let Some(slot) = grant.slot.filter(|_| reads && call.kind != Kind::Ahead) {
-            return self.read_there(id, index, (owner, slot), actions);
+            return self.read_there(id, index, owner, slot, actions);
         }
         let spans: Vec<Span> = call.parts_of(index).iter().map(|part| part.span).collect();
         let mut bytes = Vec::new();

@@ -126,7 +126,8 @@ impl Process {
         from: Rank,
         segment: Rank,
         dead: &BTreeSet<Rank>,
-        (held, cached): (&[Held], &[Cached]),
+        held: &[Held],
+        cached: &[Cached],
         actions: &mut Vec<Action>,
     ) {
         self.recovery.heard.entry(segment).or_default().insert(from, dead.clone());

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::Options;
-use crate::call::Call;
+use crate::call::{Call, Origin};
 use crate::death::Recovery;
 use crate::message::{
     Action, CallId, Event, File, Io, Message, Outcome, Page, Piece, Rank, Request, Span, Ticket,
@@ -259,7 +259,7 @@ impl Process {
                 self.fetched(from, call, page, version, actions);
             }
             Message::Taken { call, page, version, dirty } => {
-                self.taken(from, call, page, (version, dirty), actions);
+                self.taken(from, call, page, version, dirty, actions);
             }
             Message::Absent { call, page } => self.absent(from, call, page, actions),
             Message::Get { .. }
@@ -268,13 +268,14 @@ impl Process {
             | Message::Take { .. }
             | Message::Invalidate { .. } => self.serve(from, message, actions),
             Message::Ship { call, segment, file, access, parts } => {
-                self.shipped_to((from, call, segment), file, access, parts, actions);
+                let origin = Origin { rank: from, call, segment };
+                self.shipped_to(origin, file, access, parts, actions);
             }
             Message::Shipped { call, segment, outcome } => {
                 self.shipped(from, call, segment, outcome, actions);
             }
             Message::Report { segment, dead, held, cached } => {
-                self.reported(from, segment, &dead, (&held, &cached), actions);
+                self.reported(from, segment, &dead, &held, &cached, actions);
             }
             Message::Fence { dead } => {
                 self.died(dead, actions);

@@ -91,7 +91,8 @@ impl Process {
         &mut self,
         id: CallId,
         index: u64,
-        (rank, slot): (Rank, Slot),
+        rank: Rank,
+        slot: Slot,
         actions: &mut Vec<Action>,
     ) {
         let Some(call) = self.calls.get(&id) else { return };
@@ -99,7 +100,7 @@ impl Process {
         let grant = call.grants.get(&index).filter(|grant| grant.copy && room);
         let version = grant.map(|grant| grant.version);
         let whole = Place::Other { rank, slot, at: 0 };
-        if version.is_some_and(|version| self.install(id, page, (false, version), whole, actions)) {
+        if version.is_some_and(|version| self.install(id, page, false, version, whole, actions)) {
             return self.here(id, index, actions);
         }
         let Some(call) = self.calls.get(&id) else { return };
@@ -180,8 +181,7 @@ impl Process {
             return;
         }
         let message = Place::Message { at: 0 };
-        if self.install(id, page, (false, version), message, actions)
-            || self.pool.get(page).is_some()
+        if self.install(id, page, false, version, message, actions) || self.pool.get(page).is_some()
         {
             self.here(id, page.index, actions);
         } else {
@@ -195,7 +195,8 @@ impl Process {
         &mut self,
         id: CallId,
         page: Page,
-        (owner, version): (bool, u64),
+        owner: bool,
+        version: u64,
         from: Place,
         actions: &mut Vec<Action>,
     ) -> bool {
@@ -214,13 +215,14 @@ impl Process {
         from: Rank,
         id: CallId,
         page: Page,
-        (version, dirty): (u64, Option<Span>),
+        version: u64,
+        dirty: Option<Span>,
         actions: &mut Vec<Action>,
     ) {
         if !self.answered(from, id, page) {
             return;
         }
-        if self.install(id, page, (true, version), Place::Message { at: 0 }, actions) {
+        if self.install(id, page, true, version, Place::Message { at: 0 }, actions) {
             self.counts.moved += 1;
             if let Some(span) = dirty {
                 self.pool.soil(page, span, version);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::Process;
-use crate::call::{Call, Kind, Stage};
+use crate::call::{Call, Kind, Origin, Stage};
 use crate::message::{
     Access, Action, CallId, File, Message, Outcome, Page, Part, Piece, Place, Rank,
 };
@@ -43,14 +43,14 @@ impl Process {
     /// A home gets pieces of another's call. They become a call of its own.
     pub(crate) fn shipped_to(
         &mut self,
-        origin: (Rank, CallId, Rank),
+        origin: Origin,
         file: File,
         access: Access,
         mut parts: Vec<Part>,
         actions: &mut Vec<Action>,
     ) {
         let id = self.own_call();
-        let own = origin.0 == self.rank;
+        let own = origin.rank == self.rank;
         let len: u64 = parts.iter().map(|part| u64::from(part.span.len)).sum();
         if !own {
             let mut at = 0;
@@ -65,7 +65,7 @@ impl Process {
             }
         }
         let mut call = Call::new(file, access, Kind::Access, parts);
-        call.buffer = if own { origin.1 } else { id };
+        call.buffer = if own { origin.call } else { id };
         call.origin = Some(origin);
         self.enter(id, call, actions);
     }
@@ -75,9 +75,10 @@ impl Process {
         &mut self,
         id: CallId,
         call: &Call,
-        (rank, their, segment): (Rank, CallId, Rank),
+        origin: Origin,
         actions: &mut Vec<Action>,
     ) {
+        let Origin { rank, call: their, segment } = origin;
         let mut bytes = Vec::new();
         if rank != self.rank && call.access == Access::Read {
             let len = call.parts.iter().map(|part| u64::from(part.span.len)).sum();

@@ -369,13 +369,15 @@ impl Decoder {
         }
         let there = |at: &usize| pieces[*at].is_some() || of(*at) == 0;
         let present: Vec<usize> = (0..self.count).filter(there).collect();
-        self.recover(pieces, (&present, lost, length), parts)
+        self.recover(pieces, &present, lost, length, parts)
     }
 
     fn recover(
         &mut self,
         pieces: &[Option<&[u8]>],
-        (present, lost, length): (&[usize], Vec<usize>, usize),
+        present: &[usize],
+        lost: Vec<usize>,
+        length: usize,
         parts: Vec<&mut [u8]>,
     ) -> Result<(), Error> {
         let known =

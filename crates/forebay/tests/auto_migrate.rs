@@ -12,23 +12,24 @@ use std::time::Duration;
 use site::*;
 use tasks::*;
 
-/// Far more than anything here takes.
-const LIMIT: Duration = Duration::from_secs(150);
+/// Far more than anything here takes, also on a machine that does much else.
+const LIMIT: Duration = Duration::from_secs(400);
 /// Between two scans.
 const SCAN: &str = "2s";
 
 const SDK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../sdk/python");
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Writes files of 4 MiB one after the other, eight names in a round, until `stop` is there.
+/// Writes files of 8 MiB one after the other, four names in a round, until `stop` is there: large, so that
+/// what their names cost between nodes hardly counts, also where that takes its time.
 const WRITER: &str = r#"
 import os, sys, time
 os.chdir(sys.argv[1])
 piece, turn = os.urandom(1 << 20), 0
 while not os.path.exists("stop"):
-    name = f"{sys.argv[2]}.{turn % 8}"
+    name = f"{sys.argv[2]}.{turn % 4}"
     with open("new." + name, "wb") as file:
-        for _ in range(4):
+        for _ in range(8):
             file.write(piece)
     os.rename("new." + name, name)
     turn += 1
@@ -46,7 +47,7 @@ checkpoint = forebay_checkpoint.Checkpoint(lambda: "nothing")
 with open(f"begun.{sys.argv[2]}.{forebay_checkpoint.restarts()}", "w") as begun:
     begun.write(forebay_checkpoint.state() or "")
 while not os.path.exists("stop"):
-    for turn in range(8):
+    for turn in range(4):
         name = f"{sys.argv[2]}.{turn}"
         try:
             found = os.stat(name)
@@ -54,7 +55,7 @@ while not os.path.exists("stop"):
                 continue
             seen[name] = found.st_ino
             with open(name, "rb") as file:
-                while file.read(1 << 16):
+                while file.read(1 << 20):
                     pass
         except FileNotFoundError:
             pass
@@ -158,9 +159,9 @@ fn tasks_when_each_is_with_its_data_or_reads_what_never_changes_then_none_moves(
     let _turn = turn();
     let Some(bed) = bed() else { return };
     // Files that are read again and again, everywhere.
-    for turn in 0..8 {
+    for turn in 0..4 {
         let name = format!("dir/shared.{turn}");
-        fs::write(bed.ring.at(2, &name), vec![turn; 2 << 20]).unwrap();
+        fs::write(bed.ring.at(2, &name), vec![turn; 4 << 20]).unwrap();
     }
     // What is dirty is read from where it was written, again and again.
     for (node, how) in [(2, "sync"), (1, "warm")] {

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kept::{LONG, contents, count, sync};
@@ -83,6 +84,77 @@ fn node_when_it_dies_with_leases_of_nested_directories_then_others_wait_for_it_o
     ring.umount(1);
 }
 
+/// A directory in which a node has made files of which the servers have not heard.
+struct Unheard {
+    name: String,
+    dir: fs::File,
+    made: Vec<fs::File>,
+}
+
+/// Makes files at the first node while the servers are stopped, which they are then. `None`, and they go on,
+/// where the node has no lease of the directory any more, as its heartbeats are late on a busy machine: then
+/// a call waits for the servers.
+fn make_unheard(ring: &Ring, name: String) -> Option<Unheard> {
+    fs::create_dir(ring.at(0, &name)).unwrap();
+    let dir = fs::File::open(ring.at(0, &name)).unwrap();
+    for number in 0..40 {
+        fs::write(ring.at(0, &format!("{name}/before{number}")), b"").unwrap();
+    }
+    dir.sync_all().unwrap();
+    ring.server.freeze(true);
+    // From the directory that it has the lease of: what is above it may have to be asked for.
+    let at = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    let until = Instant::now() + Duration::from_millis(1500);
+    let (made, each) = mpsc::channel();
+    let maker = std::thread::spawn(move || {
+        for number in 0..40 {
+            std::thread::sleep(Duration::from_millis(5));
+            let file = fs::File::create(format!("{at}/new{number}"));
+            if made.send(file).is_err() || Instant::now() > until {
+                break;
+            }
+        }
+    });
+    let ended = wait_for(Duration::from_secs(3), || maker.is_finished());
+    if !ended {
+        ring.server.freeze(false);
+    }
+    maker.join().unwrap();
+    let made: Vec<_> = each.into_iter().collect();
+    ended.then(|| Unheard { name, dir, made: made.into_iter().map(Result::unwrap).collect() })
+}
+
+/// Has the first node, which stays stopped, lose changes to the second: what it had made, and the numbers
+/// of those that are not there.
+fn lose_changes(ring: &Ring, daemon: i32) -> (Unheard, Vec<usize>) {
+    let until = Instant::now() + 3 * LONG;
+    for attempt in 0.. {
+        assert!(Instant::now() < until, "nothing was lost, so nothing is tested\n{}", ring.log(0));
+        let Some(unheard) = make_unheard(ring, format!("d{attempt}")) else {
+            // Its next heartbeats may be in time.
+            std::thread::sleep(Duration::from_secs(2));
+            continue;
+        };
+        signal(daemon, Signal::STOP);
+        ring.server.freeze(false);
+        let name = &unheard.name;
+        let others = || fs::write(ring.at(1, &format!("{name}/other")), b"").is_ok();
+        assert!(wait_for(LONG, others), "{}", ring.log(1));
+        let there = ring::names(&ring.at(1, name));
+        let numbers = 0..unheard.made.len();
+        let lost: Vec<_> = numbers.filter(|it| !there.contains(&format!("new{it}"))).collect();
+        if !lost.is_empty() {
+            return (unheard, lost);
+        }
+        // The little that it could make had been sent before.
+        signal(daemon, Signal::CONT);
+        drop(unheard);
+        let works = || fs::write(ring.at(0, "works"), b"").is_ok();
+        assert!(wait_for(LONG, works), "{}", ring.log(0));
+    }
+    unreachable!("it ends in between")
+}
+
 #[test]
 fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names_them() {
     if !can_cluster() {
@@ -90,30 +162,8 @@ fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names
     }
     let ring = Ring::new(2);
     ring.mount_all(&["--writeback", "evict"]);
-    fs::create_dir(ring.at(0, "d")).unwrap();
-    let dir = fs::File::open(ring.at(0, "d")).unwrap();
-    for number in 0..40 {
-        fs::write(ring.at(0, &format!("d/before{number}")), b"").unwrap();
-    }
-    dir.sync_all().unwrap();
     let daemon = ring.daemon(0);
-    // It goes on for a moment without the servers, which then don't hear of it in time.
-    ring.server.freeze(true);
-    let made: Vec<fs::File> = (0..40)
-        .map(|number| {
-            std::thread::sleep(Duration::from_millis(5));
-            // From the directory that it has the lease of: what is above it may have to be asked for.
-            fs::File::create(format!("/proc/self/fd/{}/new{number}", dir.as_raw_fd())).unwrap()
-        })
-        .collect();
-    signal(daemon, Signal::STOP);
-    ring.server.freeze(false);
-    let others = || fs::write(ring.at(1, "d/other"), b"").is_ok();
-    assert!(wait_for(LONG, others), "{}", ring.log(1));
-    let there = ring::names(&ring.at(1, "d"));
-    let lost: Vec<usize> =
-        (0..40).filter(|number| !there.contains(&format!("new{number}"))).collect();
-    assert!(!lost.is_empty(), "nothing was lost, so nothing is tested");
+    let (Unheard { name, dir, made }, lost) = lose_changes(&ring, daemon);
     signal(daemon, Signal::CONT);
 
     let eio = |done: std::io::Result<()>, what: &str| {
@@ -125,13 +175,14 @@ fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names
     dir.sync_all().unwrap();
     made[lost[0]].sync_all().expect_err("a sync of a file that is not there any more");
     let create = |name: &str| fs::File::create(ring.at(0, name)).map(drop);
-    eio(create("d/after"), "a change in the directory");
-    create("d/after").unwrap();
+    let after = format!("{name}/after");
+    eio(create(&after), "a change in the directory");
+    create(&after).unwrap();
     create("elsewhere").unwrap();
 
     let status = ring.status(0);
     let named = status["lost_changes"]["paths"].as_array().unwrap();
-    assert!(named.iter().any(|path| *path == format!("d/new{}", lost[0])), "{status}");
+    assert!(named.iter().any(|path| *path == format!("{name}/new{}", lost[0])), "{status}");
     assert!(status["lost_changes"]["changes"].as_u64() >= Some(lost.len() as u64), "{status}");
     // Also to those who ask another node.
     let mnt = ring.site.text("mnt1");

@@ -37,6 +37,6 @@ pub use store::{
     Violation, XattrFlags, XattrSizes, Xattrs, members_of, node_statuses_of, settings_of,
 };
 pub use types::{
-    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, Record, Seq,
-    Timestamp, XattrState,
+    Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, NameIn, Record,
+    Seq, Timestamp, XattrState,
 };

@@ -58,6 +58,22 @@ impl Link {
     }
 }
 
+/// A name in a directory that something is to be done with, whether anything has it or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameIn<'a> {
+    /// The directory.
+    pub dir: Ino,
+    /// The name in it.
+    pub name: &'a [u8],
+}
+
+impl<'a> NameIn<'a> {
+    /// The name `name` in the directory `dir`.
+    pub fn new(dir: Ino, name: &'a [u8]) -> Self {
+        NameIn { dir, name }
+    }
+}
+
 /// One life of a node of a cluster: from a start of its daemon to the end of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Incarnation {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{
-    Embedded, EmbeddedOptions, FileKind, Ino, LeaseOptions, Leased, MetaStore, NewInode, Options,
-    Redis, RedisOptions, RenameFlags, Timestamp,
+    Embedded, EmbeddedOptions, FileKind, Ino, LeaseOptions, Leased, MetaStore, NameIn, NewInode,
+    Options, Redis, RedisOptions, RenameFlags, Timestamp,
 };
 use servers::Servers;
 
@@ -65,7 +65,9 @@ fn child_works_until_killed() {
             let (from, to) = (format!("file-{n}"), format!("moved-{n}"));
             let (from, to) = (from.as_bytes(), to.as_bytes());
             let flags = RenameFlags::default();
-            store.rename(dir, from, dir, to, flags, now, &|_| false).unwrap();
+            store
+                .rename(NameIn::new(dir, from), NameIn::new(dir, to), flags, now, &|_| false)
+                .unwrap();
             writeln!(out, "moved {n}").unwrap();
         }
     }

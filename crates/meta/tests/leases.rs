@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{
     Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, LeaseObserver, LeaseOptions,
-    Leased, MetaStore, MiniTransaction, NewInode, Options, Outcome, RedisOptions, RenameFlags,
-    Timestamp, Write,
+    Leased, MetaStore, MiniTransaction, NameIn, NewInode, Options, Outcome, RedisOptions,
+    RenameFlags, Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use parking_lot::Mutex;
@@ -257,7 +257,15 @@ fn work_in(store: &MetaStore, dirs: &[Ino; 2], seed: usize) {
                 Ok(Some(found)) => store.link(found.ino, to, b, NOW).map(drop),
                 other => other.map(drop),
             },
-            _ => store.rename(from, a, to, b, RenameFlags::default(), NOW, &|_| false).map(drop),
+            _ => store
+                .rename(
+                    NameIn::new(from, a),
+                    NameIn::new(to, b),
+                    RenameFlags::default(),
+                    NOW,
+                    &|_| false,
+                )
+                .map(drop),
         };
         match done {
             Ok(()) | Err(Error::NotFound | Error::Exists | Error::NotEmpty) => {}

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_meta::{
-    Engine, EngineError, FileKind, Ino, Key, Link, Memory, MetaStore, MiniTransaction, NewInode,
-    Options, Outcome, Page, Queue, RenameFlags, Timestamp, Write,
+    Engine, EngineError, FileKind, Ino, Key, Link, Memory, MetaStore, MiniTransaction, NameIn,
+    NewInode, Options, Outcome, Page, Queue, RenameFlags, Timestamp, Write,
 };
 use proptest::prelude::*;
 
@@ -136,8 +136,13 @@ fn names_when_a_file_has_many_then_one_more_or_less_costs_as_with_few() {
                 way.cost(|| {
                     let flags = RenameFlags::default();
                     let (from, to) = (b"more", b"less");
-                    let renamed =
-                        store.rename(Ino::ROOT, from, Ino::ROOT, to, flags, NOW, &|_| false);
+                    let renamed = store.rename(
+                        NameIn::new(Ino::ROOT, from),
+                        NameIn::new(Ino::ROOT, to),
+                        flags,
+                        NOW,
+                        &|_| false,
+                    );
                     renamed.unwrap();
                 }),
                 way.cost(|| drop(store.unlink(Ino::ROOT, b"less", NOW, false).unwrap())),
@@ -252,7 +257,7 @@ proptest! {
                     let flags = RenameFlags { noreplace: true, ..RenameFlags::default() };
                     let in_use = |_| false;
                     let renamed =
-                        store.rename(Ino::ROOT, &from, Ino::ROOT, &to, flags, NOW, &in_use);
+                        store.rename(NameIn::new(Ino::ROOT, &from), NameIn::new(Ino::ROOT, &to), flags, NOW, &in_use);
                     prop_assert_eq!(renamed.is_ok(), here.contains(&from) && !here.contains(&to));
                     if renamed.is_ok() {
                         here.remove(&from);

@@ -3,8 +3,8 @@
 mod servers;
 
 use forebay_meta::{
-    Answer, ChangeRight, Error, FileKind, Fingerprint, Ino, Link, MetaStore, NewInode, NodeName,
-    Options, Ownership, Queue, RecallAim, Record, Redis, RedisOptions, Seq, Timestamp,
+    Answer, ChangeRight, Error, FileKind, Fingerprint, Ino, Link, MetaStore, NameIn, NewInode,
+    NodeName, Options, Ownership, Queue, RecallAim, Record, Redis, RedisOptions, Seq, Timestamp,
 };
 use servers::Servers;
 
@@ -323,10 +323,24 @@ fn records_when_others_change_them_then_asking_for_now_shows_it_at_once() {
         assert_eq!(b.get_now(ino).unwrap().attr.size, size);
         // An edit that changes nothing must not make what is cached look new.
         b.give_up_ownership(ino).unwrap();
-        a.rename(Ino::ROOT, b"f", Ino::ROOT, b"g", Default::default(), now(), &|_| false).unwrap();
+        a.rename(
+            NameIn::new(Ino::ROOT, b"f"),
+            NameIn::new(Ino::ROOT, b"g"),
+            Default::default(),
+            now(),
+            &|_| false,
+        )
+        .unwrap();
         assert!(b.lookup_now(Ino::ROOT, b"f").unwrap().is_none());
         assert_eq!(b.lookup_now(Ino::ROOT, b"g").unwrap().map(|record| record.ino), Some(ino));
-        a.rename(Ino::ROOT, b"g", Ino::ROOT, b"f", Default::default(), now(), &|_| false).unwrap();
+        a.rename(
+            NameIn::new(Ino::ROOT, b"g"),
+            NameIn::new(Ino::ROOT, b"f"),
+            Default::default(),
+            now(),
+            &|_| false,
+        )
+        .unwrap();
     }
 }
 

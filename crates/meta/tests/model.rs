@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_meta::{
-    Embedded, EmbeddedOptions, Error, FileKind, Ino, Memory, MetaStore, NewInode, Options, Queue,
-    RenameFlags, Seq, Timestamp,
+    Embedded, EmbeddedOptions, Error, FileKind, Ino, Memory, MetaStore, NameIn, NewInode, Options,
+    Queue, RenameFlags, Seq, Timestamp,
 };
 use proptest::prelude::*;
 
@@ -327,7 +327,13 @@ impl World<'_> {
         let flags = RenameFlags { noreplace: flags == 1, exchange: flags == 2, durable: false };
         let from = (self.dir(from.0), NAMES[from.1]);
         let to = (self.dir(to.0), NAMES[to.1]);
-        let got = self.store().rename(from.0, from.1, to.0, to.1, flags, now, &|_| in_use);
+        let got = self.store().rename(
+            NameIn::new(from.0, from.1),
+            NameIn::new(to.0, to.1),
+            flags,
+            now,
+            &|_| in_use,
+        );
         let got = errno(got).map(|_| ());
         assert_eq!(got, self.model.rename(from, to, flags, in_use), "{from:?} {to:?} {flags:?}");
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{
-    Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Links, Memory, MetaStore, NewInode,
-    Options, Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished, XattrFlags,
-    XattrState,
+    Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Links, Memory, MetaStore, NameIn,
+    NewInode, Options, Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished,
+    XattrFlags, XattrState,
 };
 
 const ROOT: Ino = Ino::ROOT;
@@ -38,9 +38,14 @@ fn mkdir(store: &MetaStore, dir: Ino, name: &str) -> Arc<Record> {
     store.create(dir, name.as_bytes(), new, NOW).unwrap()
 }
 
+fn named(dir: Ino, name: &[u8]) -> NameIn<'_> {
+    NameIn::new(dir, name)
+}
+
 fn rename(store: &MetaStore, from: &str, to: &str) {
     let flags = RenameFlags::default();
-    store.rename(ROOT, from.as_bytes(), ROOT, to.as_bytes(), flags, LATER, &|_| false).unwrap();
+    let (from, to) = (named(ROOT, from.as_bytes()), named(ROOT, to.as_bytes()));
+    store.rename(from, to, flags, LATER, &|_| false).unwrap();
 }
 
 fn found(name: &str, kind: FileKind, nlink: u32, backing_ino: u64) -> Found {
@@ -373,11 +378,11 @@ fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_w
     let moved = store.lookup(from, b"moved").unwrap().unwrap().ino;
     store.import(moved, &[found("file", FileKind::Regular, 1, 5)]).unwrap();
     let flags = RenameFlags::default();
-    store.rename(from, b"moved", to, b"moved", flags, LATER, &|_| false).unwrap();
+    store.rename(named(from, b"moved"), named(to, b"moved"), flags, LATER, &|_| false).unwrap();
     store.claim(moved, &Link::new(to, *b"moved")).unwrap();
     store.import(from, &[found("plain", FileKind::Regular, 1, 6)]).unwrap();
     let plain = store.lookup(from, b"plain").unwrap().unwrap().ino;
-    store.rename(from, b"plain", to, b"plain", flags, LATER, &|_| false).unwrap();
+    store.rename(named(from, b"plain"), named(to, b"plain"), flags, LATER, &|_| false).unwrap();
     store.claim(plain, &Link::new(to, *b"plain")).unwrap();
     let unsettled = |_| false;
     for (dir, name, ino) in [(to, "moved", moved), (ROOT, "to", to)] {
@@ -506,8 +511,8 @@ fn names_when_the_engine_is_exclusive_then_missing_ones_are_known_without_a_roun
     assert_eq!(store.lookup(dir, b"x").unwrap().map(|found| found.attr.nlink), Some(1));
     assert_eq!(cost(&missing(b"y")), 1);
     let rename = || {
-        let flags = forebay_meta::RenameFlags::default();
-        store.rename(dir, b"x", dir, b"y", flags, NOW, &|_| false).unwrap();
+        let flags = RenameFlags::default();
+        store.rename(named(dir, b"x"), named(dir, b"y"), flags, NOW, &|_| false).unwrap();
     };
     assert_eq!(cost(&rename), 1);
     assert_eq!(cost(&missing(b"x")), 0);
@@ -632,7 +637,9 @@ fn concurrent_operations_then_leave_a_sound_tree() {
                         2 => {
                             let flags =
                                 RenameFlags { exchange: n % 8 == 2, ..RenameFlags::default() };
-                            store.rename(a, &name, b, &other, flags, NOW, &|_| false).map(|_| ())
+                            store
+                                .rename(named(a, &name), named(b, &other), flags, NOW, &|_| false)
+                                .map(|_| ())
                         }
                         _ => (store.unlink(a, &other, NOW, false))
                             .or_else(|_| store.rmdir(b, &name, NOW, false))
@@ -719,7 +726,9 @@ fn invalid_requests_then_get_the_errors_posix_names() {
     assert!(matches!(store.link(dir, ROOT, b"x", NOW), Err(Error::NotPermitted(_))));
     assert!(matches!(store.rmdir(ROOT, b"d", NOW, false), Err(Error::NotEmpty)));
     let into_itself =
-        store.rename(ROOT, b"d", inside, b"x", RenameFlags::default(), NOW, &|_| false);
+        store.rename(named(ROOT, b"d"), named(inside, b"x"), RenameFlags::default(), NOW, &|_| {
+            false
+        });
     assert!(matches!(into_itself, Err(Error::Invalid(_))));
     assert_eq!(store.get(ROOT).unwrap().attr.nlink, 3);
     assert_eq!(store.get(dir).unwrap().attr.nlink, 3);

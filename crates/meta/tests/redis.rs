@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{
     Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction,
-    NewInode, Options, Outcome, Queue, Redis, RedisOptions, RenameFlags, Timestamp, Write,
+    NameIn, NewInode, Options, Outcome, Queue, Redis, RedisOptions, RenameFlags, Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use parking_lot::Mutex;
@@ -418,7 +418,13 @@ fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
     assert_eq!(cost(&change), 1);
     assert_eq!(cost(&|| assert!(store.lookup(dir, b"none").unwrap().is_none())), 1);
     let flags = RenameFlags::default();
-    let rename = || drop(store.rename(dir, b"b", dir, b"c", flags, now, &|_| false).unwrap());
+    let rename = || {
+        drop(
+            store
+                .rename(NameIn::new(dir, b"b"), NameIn::new(dir, b"c"), flags, now, &|_| false)
+                .unwrap(),
+        )
+    };
     // The new name is looked for first, then both names once more under their locks.
     assert!(cost(&rename) <= 4);
     assert_eq!(cost(&|| drop(store.unlink(dir, b"c", now, false).unwrap())), 1);
@@ -452,7 +458,15 @@ fn work_in(store: &MetaStore, dirs: &[Ino; 2], seed: usize) {
             0 | 1 => store.create(from, a, NewInode::new(kind, 0o755, 1, 1), now).map(drop),
             2 => store.unlink(from, a, now, false).map(drop),
             3 => store.rmdir(from, a, now, false).map(drop),
-            _ => store.rename(from, a, to, b, RenameFlags::default(), now, &|_| false).map(drop),
+            _ => store
+                .rename(
+                    NameIn::new(from, a),
+                    NameIn::new(to, b),
+                    RenameFlags::default(),
+                    now,
+                    &|_| false,
+                )
+                .map(drop),
         };
         match done {
             Ok(()) | Err(Error::NotFound | Error::Exists | Error::NotEmpty) => {}

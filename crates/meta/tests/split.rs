@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{
     Attr, Engine, EngineError, Error, FileKind, Fingerprint, Found, Ino, Key, Link, Memory,
-    MetaStore, MiniTransaction, NewInode, Options, Outcome, Page, Queue, Record, RedisOptions,
-    RenameFlags, Spanning, Stamp, Timestamp, Write,
+    MetaStore, MiniTransaction, NameIn, NewInode, Options, Outcome, Page, Queue, Record,
+    RedisOptions, RenameFlags, Spanning, Stamp, Timestamp, Write,
 };
 use linearize::{Event, Op, is_linearizable};
 use servers::Servers;
@@ -280,8 +280,14 @@ fn count_of_subdirectories_when_a_process_believes_an_old_one_then_stays_right()
     clean(&one);
     mkdir(&one, dir, "moving");
     create(&two, dir, "third");
-    two.rename(dir, b"moving", Ino::ROOT, b"moved", RenameFlags::default(), NOW, &|_| false)
-        .unwrap();
+    two.rename(
+        NameIn::new(dir, b"moving"),
+        NameIn::new(Ino::ROOT, b"moved"),
+        RenameFlags::default(),
+        NOW,
+        &|_| false,
+    )
+    .unwrap();
     clean(&one);
 }
 
@@ -307,7 +313,9 @@ fn process_with_an_old_picture_of_a_directory_then_finds_and_changes_what_is_the
     create(&late[2], dir, "new");
     late[3].unlink(dir, b"old", NOW, false).unwrap();
     let flags = RenameFlags::default();
-    let renamed = late[4].rename(dir, b"new", dir, b"newer", flags, NOW, &|_| false).unwrap();
+    let renamed = late[4]
+        .rename(NameIn::new(dir, b"new"), NameIn::new(dir, b"newer"), flags, NOW, &|_| false)
+        .unwrap();
     late[5].link(renamed.moved.ino, dir, b"newest", NOW).unwrap();
     assert!(matches!(late[6].create(dir, b"newest", file(), NOW), Err(Error::Exists)));
     assert!(matches!(late[7].rmdir(Ino::ROOT, b"d", NOW, false), Err(Error::NotEmpty)));
@@ -595,9 +603,15 @@ fn directory_when_filled_and_removed_at_once_then_one_of_both_happens() {
             let flags = RenameFlags::default();
             let root = Ino::ROOT;
             let removed = match by_rename {
-                true => {
-                    one.rename(root, b"other", root, b"victim", flags, NOW, &|_| false).map(drop)
-                }
+                true => one
+                    .rename(
+                        NameIn::new(root, b"other"),
+                        NameIn::new(root, b"victim"),
+                        flags,
+                        NOW,
+                        &|_| false,
+                    )
+                    .map(drop),
                 false => one.rmdir(root, b"victim", NOW, false).map(drop),
             };
             (removed, creator.join().unwrap())

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use forebay_meta::{
-    Engine, EngineError, Error, FileKind, Ino, Key, Memory, MetaStore, MiniTransaction, NewInode,
-    Options, Outcome, Page, RenameFlags, Result, Spanning, Timestamp,
+    Engine, EngineError, Error, FileKind, Ino, Key, Memory, MetaStore, MiniTransaction, NameIn,
+    NewInode, Options, Outcome, Page, RenameFlags, Result, Spanning, Timestamp,
 };
 
 const NOW: Timestamp = Timestamp { sec: 7, nsec: 0 };
@@ -122,7 +122,9 @@ fn move_to(store: &MetaStore, from: (&str, &str), to: (&str, &str), exchange: bo
     let flags = RenameFlags { exchange, ..RenameFlags::default() };
     let (from_dir, to_dir) = (ino(store, from.0)?, ino(store, to.0)?);
     let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
-    store.rename(from_dir, from, to_dir, to, flags, NOW, &|_| false).map(|_| ())
+    store
+        .rename(NameIn::new(from_dir, from), NameIn::new(to_dir, to), flags, NOW, &|_| false)
+        .map(|_| ())
 }
 
 const OPERATIONS: [(&str, Operation); 13] = [
@@ -240,7 +242,13 @@ fn rename_across_partitions_then_is_atomic_for_every_observer_also_when_movers_d
             let below = Spanning::new(dying, Duration::from_millis(2)).unwrap();
             let Ok(mover) = MetaStore::open(Box::new(below), &Options::default()) else { continue };
             let flags = RenameFlags::default();
-            let done = mover.rename(places[0], b"f", places[1], b"f", flags, NOW, &|_| false);
+            let done = mover.rename(
+                NameIn::new(places[0], b"f"),
+                NameIn::new(places[1], b"f"),
+                flags,
+                NOW,
+                &|_| false,
+            );
             // A mover that died may have moved it, or not.
             match done {
                 Ok(done) => assert_eq!(done.moved.ino, moved),

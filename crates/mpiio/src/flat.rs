@@ -105,11 +105,11 @@ fn of_node(node: &Node, describe: Describe) -> Option<Flat> {
         Combiner::Vector => {
             let child = child()?;
             let stride = number(2)?.checked_mul(child.extent)?;
-            strided(&mut flat, &child, (number(0)?, number(1)?, stride))?;
+            strided(&mut flat, &child, number(0)?, number(1)?, stride)?;
         }
         Combiner::Hvector => {
-            let shape = (number(0)?, number(1)?, *node.addresses.first()?);
-            strided(&mut flat, &child()?, shape)?;
+            let stride = *node.addresses.first()?;
+            strided(&mut flat, &child()?, number(0)?, number(1)?, stride)?;
         }
         Combiner::Indexed | Combiner::Hindexed => {
             let (child, count) = (child()?, usize::try_from(number(0)?).ok()?);
@@ -159,7 +159,7 @@ fn repeat(flat: &mut Flat, child: &Flat, place: i64, count: i64) -> Option<()> {
     Some(())
 }
 
-fn strided(flat: &mut Flat, child: &Flat, (count, len, stride): (i64, i64, i64)) -> Option<()> {
+fn strided(flat: &mut Flat, child: &Flat, count: i64, len: i64, stride: i64) -> Option<()> {
     for at in 0..count {
         if flat.blocks.len() > MAX_BLOCKS {
             return None;

@@ -352,7 +352,7 @@ impl Recording {
     fn take(&mut self, event: &Event) {
         let kind = match event.what {
             What::Opened => {
-                let task = self.tasks.opened(event.fh, (event.pid, event.group));
+                let task = self.tasks.opened(event.fh, event.pid, event.group);
                 if let Some(task) = task {
                     self.profiler.task(task, self.node, 0, 1.0);
                 }

@@ -432,6 +432,52 @@ fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_an
 }
 
 #[test]
+fn file_when_asked_for_by_another_spelling_before_a_listing_then_it_is_not_there_and_can_be_made() {
+    type Fold = fn(Arc<dyn BackingStore>) -> FoldingBacking;
+    let stores: [(Fold, &str, &str); 3] = [
+        (FoldingBacking::new, "README", "readme"),
+        (FoldingBacking::secretly_without_ends, "ends", "ends."),
+        (FoldingBacking::secretly_without_ends, "12", "12. "),
+    ];
+    for (fold, there, asked) in stores {
+        let rig = rig_over(fold);
+        let look = |name: &str| rig.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+        std::fs::write(rig.backing().join(there), b"first").unwrap();
+        // Nothing in the directory is known yet.
+        assert!(look(asked).is_none(), "{asked}");
+        rig.put(asked, b"the second");
+        let left = drain(&rig);
+        assert_eq!((left.entries, left.refused), (1, 1), "{asked}: {left:?}");
+        assert_eq!(refused(&rig), [asked]);
+        assert_eq!((rig.get(there), rig.plain(there)), (b"first".to_vec(), b"first".to_vec()));
+        assert_eq!(rig.get(asked), b"the second");
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{asked}: nobody else is there");
+        // By its own spelling it is there at once.
+        let rig = rig_over(fold);
+        std::fs::write(rig.backing().join(there), b"first").unwrap();
+        assert_eq!(rig.get(there), b"first");
+    }
+}
+
+#[test]
+fn file_when_the_store_has_altered_its_name_then_a_later_listing_does_not_show_it_twice() {
+    let rig = rig_over(FoldingBacking::secretly_without_ends);
+    rig.put("ends.", b"first");
+    rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir. ", 0o755, 0).unwrap();
+    assert_eq!(drain(&rig), Remaining::default());
+    assert_eq!(rig.left_in_backing(), [".forebay/tmp", "dir", "ends"]);
+    for _ in 0..2 {
+        let looked = rig.node().writeback().refresh(Path::new(""), &mut |_| true).unwrap();
+        assert_eq!((looked.directories, looked.files), (2, 1), "{looked:?}");
+    }
+    assert_eq!(rig.get("ends."), b"first");
+    for name in ["ends", "dir"] {
+        let found = rig.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+        assert!(found.is_none(), "{name}");
+    }
+}
+
+#[test]
 fn names_when_the_store_drops_their_ends_then_those_are_refused_at_the_call() {
     let rig = rig_over(FoldingBacking::without_ends);
     let (node, root) = (rig.node(), Ino::ROOT);

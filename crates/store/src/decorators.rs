@@ -113,13 +113,14 @@ fn ask_and<T>(
     label: &Path,
     carry_out: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    ask_about(by, (operation, 0), label, carry_out)
+    ask_about(by, operation, 0, label, carry_out)
 }
 
 /// The same of an operation on so many bytes.
 fn ask_about<T>(
     by: &Arc<dyn Interceptor>,
-    (operation, bytes): (Operation, u64),
+    operation: Operation,
+    bytes: u64,
     label: &Path,
     carry_out: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
@@ -172,8 +173,8 @@ macro_rules! intercept_bytes {
                 })
             }
             fn set_len(&self, len: u64) -> crate::Result<()> {
-                let operation = (Operation::SetLen, len);
-                ask_about(&self.by, operation, self.inner.label(), || self.inner.set_len(len))
+                let label = self.inner.label();
+                ask_about(&self.by, Operation::SetLen, len, label, || self.inner.set_len(len))
             }
             fn stat(&self) -> crate::Result<crate::Attributes> {
                 ask_and(&self.by, Operation::Stat, self.inner.label(), || self.inner.stat())

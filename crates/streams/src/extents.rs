@@ -22,7 +22,7 @@ pub fn layout_of(file: &File, bytes: u64) -> Layout {
 
 /// Where one byte of a file lies on its device, if the file system says so.
 pub fn place_of(file: BorrowedFd<'_>, offset: u64) -> Option<u64> {
-    let map = mapped(file, (offset, 1), 0).ok()?;
+    let map = mapped(file, offset, 1, 0).ok()?;
     let extent = map.extents.first().filter(|_| map.mapped_extents > 0)?;
     let within = offset.checked_sub(extent.logical)?;
     (extent.flags & EXTENT_PLACELESS == 0).then_some(extent.physical + within)
@@ -32,7 +32,7 @@ pub fn place_of(file: BorrowedFd<'_>, offset: u64) -> Option<u64> {
 /// has synced, file systems that allocate late (ext4, XFS, Btrfs) know that none is. True where the file
 /// system does not say, and of a file in more extents than are asked for at once.
 pub fn may_be_on_device(file: BorrowedFd<'_>) -> bool {
-    let Ok(map) = mapped(file, (0, u64::MAX), 0) else { return true };
+    let Ok(map) = mapped(file, 0, u64::MAX, 0) else { return true };
     let found = &map.extents[..(map.mapped_extents as usize).min(FIEMAP_BATCH)];
     let is_all = found.last().is_none_or(|last| last.flags & EXTENT_LAST != 0);
     !is_all || found.iter().any(|extent| extent.flags & EXTENT_DELAYED == 0)
@@ -99,7 +99,7 @@ struct Fiemap {
 }
 
 /// The extents of a part of a file: where it starts, and its length.
-fn mapped(file: BorrowedFd<'_>, (start, length): (u64, u64), flags: u32) -> io::Result<Fiemap> {
+fn mapped(file: BorrowedFd<'_>, start: u64, length: u64, flags: u32) -> io::Result<Fiemap> {
     let mut map = Fiemap {
         start,
         length,
@@ -119,7 +119,7 @@ fn fiemap(file: &File) -> io::Result<Vec<Extent>> {
     let mut start = 0;
     while found.len() < EXTENTS_MAX {
         let flags = if start == 0 { FIEMAP_FLAG_SYNC } else { 0 };
-        let map = mapped(file.as_fd(), (start, u64::MAX - start), flags)?;
+        let map = mapped(file.as_fd(), start, u64::MAX - start, flags)?;
         let mapped = &map.extents[..(map.mapped_extents as usize).min(FIEMAP_BATCH)];
         let Some(last) = mapped.last() else { break };
         for extent in mapped.iter().filter(|extent| extent.flags & EXTENT_PLACELESS == 0) {

@@ -1,6 +1,7 @@
 //! `xtask guard DIR PROGRAM ARGUMENT...`: one run of a program after which nothing of it is left.
 //!
-//! The guard runs the program in a session of its own, with `DIR` for its temporary files. Whatever
+//! The guard runs the program in a session of its own, with `DIR` for its temporary files and with mounts
+//! that nobody else has ([`own_mounts`](super::own_mounts)). Whatever
 //! the program starts stays below the guard in the tree of processes, daemons too: a process whose
 //! parent ends becomes a child of the guard. The run is over when the program has ended, or when
 //! nobody holds the other end of the guard's standard input any more: whoever wanted the run then has
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use super::own_mounts;
 use super::stuck::{Before, Mounts};
 
 /// How the guard ends when the program left processes or mounts.
@@ -51,7 +53,7 @@ pub fn run(arguments: &[String]) -> ExitCode {
 }
 
 fn guard(arguments: &[String]) -> Result<u8> {
-    let [directory, program, rest @ ..] = arguments else {
+    let [directory, program, rest @ ..] = own_mounts::given(arguments)? else {
         anyhow::bail!("it takes a directory and a program")
     };
     let directory = PathBuf::from(directory);

@@ -11,10 +11,19 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::guard::{LEFT, SIGNAL};
+use super::slow::More;
 
 /// The longest for which a program may say nothing. It says when a test ends, and no test takes a tenth of
 /// this on an idle machine.
 const SILENT: Duration = Duration::from_secs(600);
+/// What takes longest: begun last it would leave one lane to itself.
+const LONGEST: [&str; 5] = [
+    "tests/mount_",
+    "crates/node/src/lib.rs",
+    "crates/streams/src/lib.rs",
+    "crates/peer/tests/conformance.rs",
+    "sim/tests/streams.rs",
+];
 const LOOK: Duration = Duration::from_millis(20);
 /// For a guard to end a program that took too long, and what belongs to it.
 const STUCK: Duration = Duration::from_secs(90);
@@ -29,6 +38,8 @@ pub struct Program {
     executable: PathBuf,
     /// Where cargo would start it: the root of its package.
     home: PathBuf,
+    /// Only these of its tests, with more cases.
+    pub more: Option<&'static More>,
 }
 
 /// How a run ended.
@@ -61,9 +72,7 @@ pub fn build(root: &Path, arguments: &[String], scratch: &Path) -> Result<Vec<Pr
     }
     let text = String::from_utf8(output.stdout).context("cargo's messages")?;
     let mut programs: Vec<Program> = text.lines().filter_map(|line| program(root, line)).collect();
-    // The suites on mounts are at the end of the alphabet and take longest: begun last they would
-    // leave one lane to itself.
-    programs.sort_by_key(|program| !program.name.contains("tests/mount_"));
+    programs.sort_by_key(|program| !LONGEST.iter().any(|part| program.name.contains(part)));
     Ok(programs)
 }
 
@@ -102,7 +111,7 @@ fn program(root: &Path, line: &str) -> Option<Program> {
     let source = Path::new(message["target"]["src_path"].as_str()?);
     let home = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
     let name = source.strip_prefix(root).unwrap_or(source).display().to_string();
-    Some(Program { name, executable, home })
+    Some(Program { name, executable, home, more: None })
 }
 
 impl Program {
@@ -111,13 +120,16 @@ impl Program {
         Path::new(&self.name).file_stem().is_some_and(|stem| stem == target)
     }
 
-    /// Runs it with the arguments given, and ends what it leaves, and itself when it is silent for
-    /// [`SILENT`]. Also where the kernel does not let go of it, this comes back.
-    pub fn run(&self, arguments: &[&str], scratch: &Path) -> Result<Outcome> {
+    /// Runs it, and ends what it leaves, and itself when it is silent for [`SILENT`]. Also where the kernel
+    /// does not let go of it, this comes back.
+    pub fn run(&self, scratch: &Path) -> Result<Outcome> {
         let began = Instant::now();
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = guarded(scratch, &self.executable);
-        command.args(arguments).arg("--show-output");
+        command.arg("--show-output");
+        if let Some(more) = self.more {
+            command.arg(more.tests).env(more.cases.0, more.cases.1);
+        }
         command.current_dir(&self.home).env("CARGO_MANIFEST_DIR", &self.home);
         // Daemons that a test starts would warn of variables that they don't know.
         for name in ["FOREBAY_TEST_SET", "FOREBAY_TEST_SKIPS"] {

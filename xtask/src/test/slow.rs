@@ -6,6 +6,7 @@ use super::program::Program;
 
 /// Those that take more than about 25 seconds beside another one on a machine with two processors.
 const SLOW: &[&str] = &[
+    "crates/coop/tests/deaths.rs",
     "crates/core/tests/memory.rs",
     "crates/forebay/tests/auto_migrate.rs",
     "crates/forebay/tests/cluster.rs",
@@ -40,6 +41,8 @@ const SLOW: &[&str] = &[
     "crates/node/tests/open_races.rs",
     "crates/node/tests/past_the_tier_faults.rs",
     "sim/tests/choice.rs",
+    "sim/tests/hints.rs",
+    "sim/tests/stream_titles.rs",
     "sim/tests/streams.rs",
     "tests/tests/mount_clean.rs",
     "tests/tests/mount_crash.rs",
@@ -47,7 +50,26 @@ const SLOW: &[&str] = &[
     "tests/tests/mount_power.rs",
     "tests/tests/mount_soak.rs",
     "tests/tests/mount_space.rs",
+    "tests/tests/native_posix.rs",
 ];
+
+/// Tests that `make test` runs with a few random cases, and `make test-long` with many: the program, the
+/// part of their names that they share, and the number of cases.
+const MORE: &[More] = &[More {
+    program: "crates/node/src/lib.rs",
+    tests: "writeback::reconcile::tests::interleaved::",
+    cases: ("FOREBAY_MODEL_CASES", "180"),
+}];
+
+/// Some tests of a program once more, with more cases.
+#[derive(Debug)]
+pub struct More {
+    program: &'static str,
+    /// What is in their names.
+    pub tests: &'static str,
+    /// The variable that says how many, and its value.
+    pub cases: (&'static str, &'static str),
+}
 
 /// Which programs are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,15 +98,21 @@ impl Set {
         match self {
             Set::All => true,
             Set::Quick => !SLOW.contains(&program),
-            Set::Long => SLOW.contains(&program),
+            Set::Long => SLOW.contains(&program) || self.more_of(program).is_some(),
         }
+    }
+
+    /// Of a program that is run here for some of its tests only.
+    pub fn more_of(self, program: &str) -> Option<&'static More> {
+        MORE.iter().find(|more| self == Set::Long && more.program == program)
     }
 }
 
 /// Refuses a list that names a program that is no more.
 pub fn check(programs: &[Program]) -> Result<()> {
     let is_there = |name: &&&str| programs.iter().any(|program| program.name == **name);
-    match SLOW.iter().find(|name| !is_there(name)) {
+    let named = || SLOW.iter().chain(MORE.iter().map(|more| &more.program));
+    match named().find(|name| !is_there(name)) {
         Some(gone) => bail!("xtask/src/test/slow.rs names {gone}, which is no test program"),
         None => Ok(()),
     }
@@ -99,6 +127,11 @@ mod tests {
         for program in SLOW.iter().copied().chain(["crates/core/src/lib.rs"]) {
             assert!(Set::All.has(program));
             assert_ne!(Set::Quick.has(program), Set::Long.has(program), "{program}");
+        }
+        for more in MORE {
+            assert!(Set::Quick.has(more.program) && Set::Long.has(more.program));
+            assert!(Set::Quick.more_of(more.program).is_none());
+            assert!(Set::Long.more_of(more.program).is_some());
         }
     }
 }

@@ -123,7 +123,9 @@ fn connections() -> impl Iterator<Item = u32> {
 /// The minor device numbers, which are the connections' numbers, of what is mounted outside the
 /// directories for temporary files.
 fn mounted_elsewhere() -> BTreeSet<u32> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // A run has mounts of its own; those of the machine are the first process's.
+    let read = |process: &str| std::fs::read_to_string(format!("/proc/{process}/mountinfo"));
+    let mounts = ["self", "1"].map(|process| read(process).unwrap_or_default()).concat();
     let ours = [std::env::temp_dir(), "/dev/shm".into(), "/var/tmp".into()];
     mounts.lines().filter_map(|line| elsewhere(line, &ours)).collect()
 }

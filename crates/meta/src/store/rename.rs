@@ -9,14 +9,7 @@ use crate::codec;
 use crate::engine::Expect;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::types::{FileKind, Ino, Link, Record, Timestamp};
-
-/// One end of a rename.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    dir: Ino,
-    name: &'a [u8],
-}
+use crate::types::{FileKind, Ino, Link, NameIn, Record, Timestamp};
 
 type Found = (Ino, FileKind);
 
@@ -32,27 +25,22 @@ impl MetaStore {
     /// # Errors
     /// `NotFound`; `Exists` (noreplace); `Invalid` (a directory into itself, contradicting flags);
     /// `NotDirectory`, `IsDirectory`, `NotEmpty` for what would be replaced.
-    #[allow(clippy::too_many_arguments)]
     pub fn rename(
         &self,
-        from_dir: Ino,
-        from_name: &[u8],
-        to_dir: Ino,
-        to_name: &[u8],
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: RenameFlags,
         now: Timestamp,
         in_use: &dyn Fn(Ino) -> bool,
     ) -> Result<Renamed> {
-        check_name(from_name)?;
-        check_name(to_name)?;
+        check_name(from.name)?;
+        check_name(to.name)?;
         if flags.exchange && flags.noreplace {
             return Err(Error::Invalid("exchange contradicts noreplace"));
         }
-        let from = Place { dir: from_dir, name: from_name };
-        let to = Place { dir: to_dir, name: to_name };
         let renamed = self.retry(|| self.rename_once(None, from, to, flags, now, in_use))?;
-        if from_dir != to_dir {
-            self.has_grown(to_dir);
+        if from.dir != to.dir {
+            self.has_grown(to.dir);
         }
         Ok(renamed)
     }
@@ -65,12 +53,12 @@ impl MetaStore {
     pub fn rename_inode(
         &self,
         ino: Ino,
-        dir: Ino,
-        (from, to): (&[u8], &[u8]),
+        from: NameIn<'_>,
+        to: &[u8],
         now: Timestamp,
     ) -> Result<Renamed> {
         check_name(to)?;
-        let [from, to] = [from, to].map(|name| Place { dir, name });
+        let to = NameIn { name: to, ..from };
         let flags = RenameFlags { noreplace: true, ..RenameFlags::default() };
         self.retry(|| self.rename_once(Some(ino), from, to, flags, now, &|_| true))
     }
@@ -78,8 +66,8 @@ impl MetaStore {
     fn rename_once(
         &self,
         wanted: Option<Ino>,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: RenameFlags,
         now: Timestamp,
         in_use: &dyn Fn(Ino) -> bool,
@@ -126,8 +114,8 @@ impl MetaStore {
 
     fn lock_rename(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         moving: Found,
         target: Option<Found>,
     ) -> Result<Guards<'_>> {
@@ -141,8 +129,8 @@ impl MetaStore {
     /// A directory can't move below itself, and what is above the source can't be replaced.
     fn check_ancestry(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         moving: Found,
         target: Option<Found>,
         flags: RenameFlags,
@@ -187,8 +175,8 @@ impl MetaStore {
     #[allow(clippy::too_many_arguments)]
     fn replace(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         moving: Found,
         target: Option<Found>,
         shape: Option<Shape>,
@@ -244,8 +232,8 @@ impl MetaStore {
 
     fn exchange(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         moving: Found,
         target: Found,
         shape: Option<Shape>,
@@ -296,7 +284,7 @@ fn is_directory(found: Found) -> bool {
     found.1 == FileKind::Directory
 }
 
-fn move_link(record: &mut Record, from: Place<'_>, to: Place<'_>, now: Timestamp) {
+fn move_link(record: &mut Record, from: NameIn<'_>, to: NameIn<'_>, now: Timestamp) {
     record.links.replace(&Link::new(from.dir, from.name), Link::new(to.dir, to.name));
     record.replaces = false;
     record.attr.ctime = now;

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
     use crate::engine::{Engine, Memory};
     use crate::store::{FORMAT, NewInode, NodeName, Options};
-    use crate::types::{Copies, FileKind, Ino};
+    use crate::types::{Copies, FileKind, Ino, NameIn};
     use crate::{codec, keys};
 
     /// Field 1000, a number.
@@ -173,7 +173,7 @@ mod tests {
         assert!(old.replace_locks(ino, &locked(1), &locked(2)).unwrap());
         let seen = old.members().unwrap().into_iter().find(|member| member.node == me.node);
         assert!(old.expel(&seen.unwrap()).unwrap());
-        old.rename_inode(ino, Ino::ROOT, (b"f", b"g"), Default::default()).unwrap();
+        old.rename_inode(ino, NameIn::new(Ino::ROOT, b"f"), b"g", Default::default()).unwrap();
         for key in &all {
             assert!(keeps_what_is_newer(&engine, key), "{key:?} lost what a newer node wrote");
         }

@@ -282,7 +282,8 @@ impl Node {
         &self,
         ino: Ino,
         version: u64,
-        (offset, len): (u64, u32),
+        offset: u64,
+        len: u32,
         buffers: &Arc<BufferPool>,
     ) -> Result<Buffer, Fault> {
         self.with_copy(ino, version, |object, presence| {

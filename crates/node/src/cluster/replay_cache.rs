@@ -180,13 +180,14 @@ impl<'a> Asking<'a> {
         self.turn = Some((owner, turn));
         let Turn { session, slot, number } = turn;
         let answer = call(&client, message::Turn { session, slot, number }, within(until));
-        self.judge(cluster, (owner, turn), answer)
+        self.judge(cluster, owner, turn, answer)
     }
 
     fn judge<T>(
         &mut self,
         cluster: &Cluster,
-        (owner, turn): (Incarnation, Turn),
+        owner: Incarnation,
+        turn: Turn,
         answer: Result<T, PeerError>,
     ) -> Result<Option<T>> {
         let known = match answer {
@@ -318,7 +319,8 @@ impl Node {
         &self,
         cluster: &Cluster,
         call: &Call,
-        (epoch, turn): (u64, message::Turn),
+        epoch: u64,
+        turn: message::Turn,
         work: impl FnOnce() -> Outcome,
     ) -> Outcome {
         same_epoch(cluster, epoch)?;

@@ -406,7 +406,7 @@ impl Check<'_> {
             return doubt::note_doubt(self.meta, tier, &record);
         };
         let backing = DirBacking::open(&path, &tier.id().to_string())?;
-        if doubt::copied_version((self.meta, &backing), tier, &record).is_some() {
+        if doubt::copied_version(self.meta, &backing, tier, &record).is_some() {
             return Ok(());
         }
         doubt::note_doubt(self.meta, tier, &record)?;
@@ -421,7 +421,7 @@ impl Check<'_> {
         let shown = finding.path.display();
         Ok(match (&finding.class, finding.ino) {
             (Class::Valid { header, .. }, Some(ino)) => {
-                return self.sound_object(tier, (Ino(ino), &finding.path), header);
+                return self.sound_object(tier, Ino(ino), &finding.path, header);
             }
             (Class::MapMissing { header }, Some(ino)) if header.dirty => Some(format!(
                 "the object of {} ({shown}) is newer than the backing store and has lost its map",
@@ -449,7 +449,8 @@ impl Check<'_> {
     fn sound_object(
         &mut self,
         tier: &DirTier,
-        (ino, shown): (Ino, &Path),
+        ino: Ino,
+        shown: &Path,
         header: &Header,
     ) -> Result<Option<String>> {
         let path = header.path.to_string_lossy();

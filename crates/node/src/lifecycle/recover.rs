@@ -419,8 +419,7 @@ impl Node {
         if elsewhere || !self.may_have_written(&record) {
             return Ok(Fate::SetAside(error.to_string()));
         }
-        let known = (&*self.meta, &*self.backing);
-        if let Some(found) = doubt::copied_version(known, tier, &record) {
+        if let Some(found) = doubt::copied_version(&self.meta, &*self.backing, tier, &record) {
             tracing::warn!(%ino, %error, "a copy with a damaged header is dropped");
             if record.dirty {
                 self.residency.revert_to(ino, found)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_meta::{
-    Attr, Error as MetaError, Link, NewInode, Record, RenameFlags, Unlinked, XattrState,
+    Attr, Error as MetaError, Link, NameIn, NewInode, Record, RenameFlags, Unlinked, XattrState,
 };
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
@@ -432,7 +432,8 @@ impl Node {
         let now = clock::wall_time();
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
             let flags = RenameFlags { durable, ..flags };
-            Ok(self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?)
+            let (from, to) = (NameIn::new(from_dir, from), NameIn::new(to_dir, to));
+            Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
         self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
         if renamed.exchanged.is_none() {

@@ -101,7 +101,7 @@ pub(super) fn of(node: &Node, recording: &Recording, lost: u64) -> Patterns {
         .map(|(number, entries)| {
             let label = recording.tasks.label(*number).cloned();
             let (label, pid) = label.unwrap_or_else(|| (format!("task {number}"), 0));
-            task_of(entries, (label, pid), (from, to), &mut path)
+            task_of(entries, label, pid, from, to, &mut path)
         })
         .collect();
     reported.sort_by_key(|task| (std::cmp::Reverse(task.reads + task.writes), task.label.clone()));
@@ -122,8 +122,10 @@ pub(super) fn of(node: &Node, recording: &Recording, lost: u64) -> Patterns {
 
 fn task_of(
     entries: &[Entry],
-    (label, pid): (String, u32),
-    (from, to): (u64, u64),
+    label: String,
+    pid: u32,
+    from: u64,
+    to: u64,
     path: &mut dyn FnMut(u64) -> Vec<u8>,
 ) -> PatternTask {
     let mut rows: BTreeMap<Row, ([u64; INTERVALS], [u64; INTERVALS])> = BTreeMap::new();

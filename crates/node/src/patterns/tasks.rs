@@ -37,9 +37,9 @@ impl Tasks {
         self.labels.get(usize::try_from(task).ok()?)
     }
 
-    /// A file was opened by this process of this group. The task, if there is room for it.
-    pub fn opened(&mut self, fh: u64, who: (u32, u32)) -> Option<u64> {
-        let task = self.of_process(who)?;
+    /// A file was opened by this process, of the group that `head` leads. The task, if there is room for it.
+    pub fn opened(&mut self, fh: u64, pid: u32, head: u32) -> Option<u64> {
+        let task = self.of_process(pid, head)?;
         if self.handles.len() < HANDLES || self.handles.contains_key(&fh) {
             self.handles.insert(fh, task);
         }
@@ -55,11 +55,11 @@ impl Tasks {
     pub fn of(&mut self, fh: u64, pid: u32) -> Option<u64> {
         match self.handles.get(&fh) {
             Some(task) => Some(*task),
-            None => self.opened(fh, (pid, 0)),
+            None => self.opened(fh, pid, 0),
         }
     }
 
-    fn of_process(&mut self, (pid, head): (u32, u32)) -> Option<u64> {
+    fn of_process(&mut self, pid: u32, head: u32) -> Option<u64> {
         if pid == 0 {
             return None;
         }
@@ -69,7 +69,7 @@ impl Tasks {
         {
             return Some(*task);
         }
-        let label = label_of((group, began), head);
+        let label = label_of(group, began, head);
         let next = self.labels.len() as u64;
         let task = match self.by_label.get(&label) {
             Some(task) => *task,
@@ -100,7 +100,7 @@ fn identity(thread: u32) -> (u32, u64) {
 
 /// What a process is part of: a job of `forebay run`, a rank of MPI, a task of Slurm, or itself. Of one
 /// that is gone the head of its group says the former.
-fn label_of((pid, began): (u32, u64), head: u32) -> String {
+fn label_of(pid: u32, began: u64, head: u32) -> String {
     let heads = [pid, head].into_iter().filter(|pid| *pid != 0);
     heads.map(environment_of).find_map(|environment| label_from(&environment)).unwrap_or_else(
         || {
@@ -166,7 +166,7 @@ mod tests {
     fn tasks_when_there_are_too_many_then_the_rest_is_nobody_s() {
         let mut tasks = Tasks::new(1);
         let own = std::process::id();
-        let task = tasks.opened(1, (own, 0)).expect("room for one");
+        let task = tasks.opened(1, own, 0).expect("room for one");
         assert_eq!(tasks.of(1, 0), Some(task), "by who opened it");
         assert_eq!(tasks.of(2, own), Some(task));
         assert_eq!(tasks.of(3, 1), None, "another process");

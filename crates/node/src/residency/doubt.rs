@@ -24,7 +24,8 @@ const PIECE: u64 = 1 << 20;
 /// The version in the backing store of which a damaged object is nothing but a copy, if that is so for
 /// certain.
 pub(crate) fn copied_version(
-    (meta, backing): (&MetaStore, &dyn BackingStore),
+    meta: &MetaStore,
+    backing: &dyn BackingStore,
     tier: &dyn Tier,
     record: &Record,
 ) -> Option<Fingerprint> {

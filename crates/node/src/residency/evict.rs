@@ -352,7 +352,7 @@ impl Residency {
         let old = &self.tiers[usize::from(from)];
         // Times that are set from here on are set on the new one.
         let _one_at_a_time = file.times.lock();
-        let moved = self.complete_move(ino, place, (&*object, to)).and_then(|()| {
+        let moved = self.complete_move(ino, place, &*object, to).and_then(|()| {
             fail_at!("node.move.before_remove");
             Ok(old.tier.remove(ino.0)?)
         });
@@ -408,7 +408,8 @@ impl Residency {
         &self,
         ino: Ino,
         place: &TierObject,
-        (object, to): (&dyn Object, u8),
+        object: &dyn Object,
+        to: u8,
     ) -> Result<()> {
         let stat = place.object.stat()?;
         object.set_times(Some(stat.atime), Some(stat.mtime))?;

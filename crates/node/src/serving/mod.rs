@@ -64,8 +64,8 @@ impl Service for Serve {
             let bytes = node.read_as_owner(cluster_of(&node)?, read)?;
             return Ok(Found { version: 0, body: Body::Bytes(bytes) });
         };
-        let (range, buffers) = ((read.offset, read.len), &self.buffers);
-        let bytes = node.read_for_peer(Ino(read.ino), version, range, buffers)?;
+        let (ino, buffers) = (Ino(read.ino), &self.buffers);
+        let bytes = node.read_for_peer(ino, version, read.offset, read.len, buffers)?;
         Ok(Found { version, body: Body::Buffer(bytes) })
     }
 
@@ -85,7 +85,7 @@ impl Service for Serve {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
         fail::fail_point!("node.owner.late");
-        let (offset, size) = node.in_turn(cluster, call, (write.epoch, write.turn), || {
+        let (offset, size) = node.in_turn(cluster, call, write.epoch, write.turn, || {
             node.write_as_owner(cluster, write, &bytes)
         })?;
         Ok(Written { offset, size, version: 0 })
@@ -94,7 +94,7 @@ impl Service for Serve {
     fn truncate(&self, call: &Call, truncate: &Truncate) -> Result<(), Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
-        let done = node.in_turn(cluster, call, (truncate.epoch, truncate.turn), || {
+        let done = node.in_turn(cluster, call, truncate.epoch, truncate.turn, || {
             node.truncate_as_owner(cluster, truncate).map(|()| (0, truncate.size))
         });
         done.map(drop)

@@ -52,8 +52,10 @@ impl BackingFile for InterceptedFile {
     }
 
     fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
-        let what = (Operation::Xattr, value.len() as u64);
-        ask_about(&self.by, what, self.inner.label(), || self.inner.set_xattr(attribute, value))
+        let (bytes, label) = (value.len() as u64, self.inner.label());
+        ask_about(&self.by, Operation::Xattr, bytes, label, || {
+            self.inner.set_xattr(attribute, value)
+        })
     }
 
     fn start_writing_out(&self) {
@@ -125,8 +127,8 @@ impl BackingStore for InterceptedBacking {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
-        let what = (Operation::Xattr, value.len() as u64);
-        ask_about(&self.by, what, Path::new(name), || {
+        let (bytes, label) = (value.len() as u64, Path::new(name));
+        ask_about(&self.by, Operation::Xattr, bytes, label, || {
             self.inner.set_xattr(dir, name, attribute, value, mode)
         })
     }

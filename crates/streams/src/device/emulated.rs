@@ -419,7 +419,7 @@ impl Arm {
             read.perform()
         };
         self.control.bytes.fetch_add(*result.as_ref().unwrap_or(&0) as u64, Ordering::Relaxed);
-        read.complete_at(result, (started, ends), Duration::ZERO);
+        read.complete_at(result, started, ends, Duration::ZERO);
     }
 
     /// How long a head works on a read that it begins at `now`.

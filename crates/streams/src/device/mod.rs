@@ -59,13 +59,14 @@ pub struct Completion {
 impl Read {
     /// Tells its sender how it ended. A sender that is gone does not care.
     fn complete(self, result: io::Result<usize>, started: Instant) {
-        self.complete_at(result, (started, Instant::now()), Duration::ZERO);
+        self.complete_at(result, started, Instant::now(), Duration::ZERO);
     }
 
     fn complete_at(
         mut self,
         result: io::Result<usize>,
-        (started, ended): (Instant, Instant),
+        started: Instant,
+        ended: Instant,
         late: Duration,
     ) {
         let came = *result.as_ref().unwrap_or(&0);

@@ -254,11 +254,11 @@ impl Worker {
             }
             Ok(false) => {
                 let Flying { read, started, late, done, .. } = flying;
-                read.complete_at(Ok(done), (started, woken), late);
+                read.complete_at(Ok(done), started, woken, late);
             }
             Err(error) => {
                 let Flying { read, started, late, .. } = flying;
-                read.complete_at(Err(error), (started, woken), late);
+                read.complete_at(Err(error), started, woken, late);
             }
         }
     }

@@ -136,6 +136,8 @@ fn film_of_ffmpeg_when_cut_then_ffmpeg_decodes_the_same_frames_from_the_fragment
         "sine=d=15",
         "-c:v",
         "libx264",
+        "-preset",
+        "ultrafast",
         "-g",
         "50",
         "-bf",

@@ -373,7 +373,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 #[test]
 fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_asks_again() {
     let bytes = 20 * RATE as usize;
-    let stage = Stage::of(60, bytes, |config| config.idle = Duration::from_millis(400));
+    let stage = Stage::of(60, bytes, |config| config.idle = Duration::from_secs(2));
     let rate = 4 * RATE;
     let (mut idle, _) = fill(&stage, 60, rate);
     let admitted = idle.len() as u64;

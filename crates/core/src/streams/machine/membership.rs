@@ -91,7 +91,7 @@ impl Machine {
         out: &mut Actions,
     ) -> Result<(), Refusal> {
         let shared = self.reader_within(slot, offset);
-        self.place_with(now, slot, (offset, shared), out)
+        self.place_with(now, slot, offset, shared, out)
     }
 
     /// The same with this reader that has it, or with a new one.
@@ -99,7 +99,8 @@ impl Machine {
         &mut self,
         now: Tick,
         slot: u32,
-        (offset, shared): (u64, Option<u32>),
+        offset: u64,
+        shared: Option<u32>,
         out: &mut Actions,
     ) -> Result<(), Refusal> {
         let stream = self.member(slot).id;

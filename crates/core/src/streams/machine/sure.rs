@@ -323,7 +323,7 @@ impl Machine {
     /// may be out of turn, that is its place in this sweep, to be in step with its neighbours; else
     /// where it is now on the device in the next sweep. Behind all others nobody waits for it, and each
     /// of them is visited once before it.
-    pub(super) fn requeue_sure(&mut self, now: Tick, at: u32, (position, release): (u64, u64)) {
+    pub(super) fn requeue_sure(&mut self, now: Tick, at: u32, position: u64, release: u64) {
         let (cost, deadline) = (self.cost(at), self.deadline(at));
         let next = 1 - self.current;
         let behind = self.sweeps.end(next).map_or(position, |last| position.max(last + 1));
@@ -391,7 +391,7 @@ impl Machine {
             let again = !tried.contains(&slot);
             tried.push(slot);
             let shared = self.reader_within(slot, offset).filter(|other| again || *other != at);
-            if let Err(refusal) = self.place_with(now, slot, (offset, shared), out) {
+            if let Err(refusal) = self.place_with(now, slot, offset, shared, out) {
                 self.member_mut(slot).paused = true;
                 self.refuse(stream, refusal, out);
             }

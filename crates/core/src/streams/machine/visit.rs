@@ -238,7 +238,7 @@ impl Machine {
         self.counters.bytes += reader.filled - before;
         let (filled, members) = (reader.filled, std::mem::take(&mut reader.members));
         for slot in &members {
-            self.fed(now, *slot, (before, filled), out);
+            self.fed(now, *slot, before, filled, out);
         }
         let reader = &mut self.readers[at as usize];
         reader.members = members;
@@ -253,7 +253,7 @@ impl Machine {
     }
 
     /// A stream has got data; says so if its client had to wait for them.
-    fn fed(&mut self, now: Tick, slot: u32, (before, filled): (u64, u64), out: &mut Actions) {
+    fn fed(&mut self, now: Tick, slot: u32, before: u64, filled: u64, out: &mut Actions) {
         let member = self.member(slot);
         let Member { id, offset, clock, .. } = *member;
         let dry = member.dry_at(before);
@@ -373,7 +373,7 @@ impl Machine {
                 self.readers[at as usize].order = position;
                 self.sweeps.insert(sweep, at, position, cost, deadline);
             }
-            Scheme::Elastic => self.requeue_elastic(now, at, (position, cost, deadline), first),
+            Scheme::Elastic => self.requeue_elastic(now, at, position, cost, deadline, first),
         }
     }
 
@@ -381,7 +381,9 @@ impl Machine {
         &mut self,
         now: Tick,
         at: u32,
-        (position, cost, deadline): (u64, i64, i64),
+        position: u64,
+        cost: i64,
+        deadline: i64,
         first: bool,
     ) {
         let next = 1 - self.current;
@@ -393,7 +395,7 @@ impl Machine {
             (deadline as u64).saturating_sub(headroom).max(now.0 + self.plan.cycle / 64)
         };
         if self.sure() {
-            self.requeue_sure(now, at, (position, release));
+            self.requeue_sure(now, at, position, release);
             return;
         }
         let soonest = self.soonest(now);

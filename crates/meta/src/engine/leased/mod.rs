@@ -487,7 +487,7 @@ impl Shared {
         }
         let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
         let id = format!("{}{:08x}", self.name, number as u32);
-        self.take_as(Part::new(partition, 0), id, (number, part::Log::default()));
+        self.take_as(Part::new(partition, 0), id, number, part::Log::default());
     }
 
     /// Goes on with the lease `id` that an earlier process had, of which so many transactions have
@@ -495,10 +495,10 @@ impl Shared {
     fn resume(&self, partition: u16, id: String, shipped: u64) {
         let number = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
         let inherited = self.awake().saturating_add(self.reliance());
-        self.take_as(Part::new(partition, inherited), id, (number, part::Log::after(shipped)));
+        self.take_as(Part::new(partition, inherited), id, number, part::Log::after(shipped));
     }
 
-    fn take_as(&self, part: Part, id: String, (number, log): (u64, part::Log)) {
+    fn take_as(&self, part: Part, id: String, number: u64, log: part::Log) {
         let (partition, part) = (part.partition, Arc::new(part));
         let mut state = part.state.lock();
         match self.parts.write().entry(partition) {
@@ -585,13 +585,13 @@ impl Shared {
     fn lose(&self, part: &Part, state: &mut Option<Held>) {
         let Some(mut held) = state.take() else { return };
         let count = held.log.len();
-        self.refuse(part.partition, &held.id, (count, held.log.rest()));
+        self.refuse(part.partition, &held.id, count, held.log.rest());
         self.end(part, &held.id, End::Lost);
         self.below.touch(part.partition);
     }
 
     /// `count`: of the transactions, some of which may have been made one since.
-    fn refuse(&self, partition: u16, id: &str, (count, rest): (usize, Vec<Vec<Write>>)) {
+    fn refuse(&self, partition: u16, id: &str, count: usize, rest: Vec<Vec<Write>>) {
         if count == 0 {
             return;
         }

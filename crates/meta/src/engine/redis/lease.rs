@@ -134,7 +134,7 @@ impl Redis {
             return Err(EngineError::Unreachable { reason });
         }
         let since = stopped.met(now, lease, timeout);
-        if self.is_silent(partition, lease, (since, now)) {
+        if self.is_silent(partition, lease, since, now) {
             let who = holder_of(lease);
             tracing::warn!(partition, "{who} is silent: its lease is broken");
             self.silent.lock().note(process_of(lease), now);
@@ -157,7 +157,7 @@ impl Redis {
     /// was heard of the partition before counts, too: whoever has many leases and dies is not waited for
     /// as long for each of them. But one who does not use a lease shows no signs in it while he lives: he
     /// is asked for it first, unless he has not answered for another one either.
-    fn is_silent(&self, partition: u16, lease: &[u8], (since, now): (Instant, Instant)) -> bool {
+    fn is_silent(&self, partition: u16, lease: &[u8], since: Instant, now: Instant) -> bool {
         let heard = self.tracker.unchanged_since(partition, slot_of(partition));
         let silent = heard.map_or(since, |heard| heard.min(since));
         let asked = now.duration_since(since) > TO_ANSWER;

@@ -39,7 +39,7 @@ impl Begun {
     /// What the nodes have got.
     fn parts(&self, cluster: &Cluster) -> Copies {
         let now = Snapshot { size: self.sent, mtime: forebay_meta::Timestamp::default() };
-        self.level.made((self.version, cluster.me), &now, self.holders.clone())
+        self.level.made(self.version, cluster.me, &now, self.holders.clone())
     }
 
     /// Whether nothing of what was sent was written again since.
@@ -182,7 +182,8 @@ impl Node {
         &self,
         cluster: &Cluster,
         file: &FileRef,
-        (level, begun): (Level, Begun),
+        level: Level,
+        begun: Begun,
         known: Option<&Copies>,
         now: &Snapshot,
     ) -> Result<bool> {
@@ -211,7 +212,7 @@ impl Node {
                 return Ok(false);
             }
         }
-        let made = level.made((begun.version, cluster.me), now, begun.holders);
+        let made = level.made(begun.version, cluster.me, now, begun.holders);
         self.tell_of_copies(cluster, file, known.cloned(), made)?;
         Ok(true)
     }

@@ -171,9 +171,9 @@ impl<'a> Gatherer<'a> {
     }
 
     fn fetch(&self, runs: &[(usize, (u64, u64))]) -> Vec<(usize, Option<Vec<u8>>)> {
-        let one = |at: usize, run: (u64, u64)| match run.1 {
+        let one = |at: usize, (offset, len): (u64, u64)| match len {
             0 => Some(Vec::new()),
-            _ => self.fetch_one(at, run),
+            _ => self.fetch_one(at, offset, len),
         };
         thread::scope(|scope| {
             let one = &one;
@@ -183,12 +183,12 @@ impl<'a> Gatherer<'a> {
         })
     }
 
-    fn fetch_one(&self, at: usize, (offset, len): (u64, u64)) -> Option<Vec<u8>> {
+    fn fetch_one(&self, at: usize, offset: u64, len: u64) -> Option<Vec<u8>> {
         let holder = self.copies.holders[at];
         let (part, version) = (self.copies.part(at), self.copies.version);
         if holder == self.cluster.me.node {
             let key = (self.ino.0, version, part);
-            let read = self.node.read_copy(&self.cluster.safety.held, key, (offset, len));
+            let read = self.node.read_copy(&self.cluster.safety.held, key, offset, len);
             return read.inspect_err(|error| tracing::warn!(%error, "no fragment")).ok();
         }
         let client = self.node.peer(self.cluster, holder)?;
@@ -210,8 +210,7 @@ impl Node {
     pub(crate) fn fragment_for(&self, cluster: &Cluster, bytes: &[u8]) -> Result<Body, Fault> {
         let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let key = (ask.ino, ask.version, ask.part);
-        let range = (ask.offset, ask.len.min(MOST));
-        match self.read_copy(&cluster.safety.held, key, range) {
+        match self.read_copy(&cluster.safety.held, key, ask.offset, ask.len.min(MOST)) {
             Ok(bytes) => Ok(Body::Bytes(bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Fault::NotHere),
             Err(error) => Err(Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) }),

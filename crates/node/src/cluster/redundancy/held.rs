@@ -157,7 +157,8 @@ impl Node {
         &self,
         held: &Held,
         key: Key,
-        (offset, len): (u64, u64),
+        offset: u64,
+        len: u64,
     ) -> std::io::Result<Vec<u8>> {
         let copy = held.copies.lock().get(&key).copied().ok_or(ErrorKind::NotFound)?;
         let file = File::open(self.copy_path(copy.tier, key))?;
@@ -266,13 +267,7 @@ impl Node {
     }
 
     /// Puts it back.
-    pub(super) fn return_copy(
-        &self,
-        held: &Held,
-        ino: Ino,
-        version: u64,
-        (tier, charged): (u8, u64),
-    ) {
+    pub(super) fn return_copy(&self, held: &Held, ino: Ino, version: u64, tier: u8, charged: u64) {
         let copy = Copy { tier, charged, touched: Instant::now() };
         held.copies.lock().insert((ino.0, version, 0), copy);
     }

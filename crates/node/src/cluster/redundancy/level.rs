@@ -84,7 +84,8 @@ impl Level {
     /// What the metadata are told of a new version.
     pub fn made(
         self,
-        (version, writer): (u64, Incarnation),
+        version: u64,
+        writer: Incarnation,
         now: &Snapshot,
         holders: Vec<u16>,
     ) -> Copies {

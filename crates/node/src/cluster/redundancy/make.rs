@@ -60,7 +60,7 @@ impl Node {
         self.residency.load(&Context::DAEMON, file)?;
         let ahead = ahead.take();
         let changed = file.cluster.changed_from.swap(u64::MAX, Ordering::AcqRel);
-        let made = self.make_since(cluster, file, level, (changed, ahead));
+        let made = self.make_since(cluster, file, level, changed, ahead);
         match made {
             // What is written anew from the beginning is sent ahead again.
             Ok(Outcome::Made) => file.cluster.ahead_refused.store(false, Ordering::Release),
@@ -74,7 +74,8 @@ impl Node {
         cluster: &Cluster,
         file: &FileRef,
         level: Level,
-        (changed, ahead): (u64, Option<super::ahead::Begun>),
+        changed: u64,
+        ahead: Option<super::ahead::Begun>,
     ) -> Result<Outcome> {
         let Some(now) = self.snapshot(file)? else { return Ok(Outcome::Impossible) };
         // The kernel may have written what nobody has noted.
@@ -108,7 +109,7 @@ impl Node {
             other => other,
         };
         if let Some(begun) = ahead
-            && self.end_ahead(cluster, file, (level, begun), known.as_ref(), &now)?
+            && self.end_ahead(cluster, file, level, begun, known.as_ref(), &now)?
         {
             return Ok(Outcome::Made);
         }
@@ -210,7 +211,7 @@ impl Node {
             }
             let missing = holders.iter().filter(|node| **node == 0).count();
             if missing == 0 {
-                let made = level.made((cargo.version, cluster.me), now, holders.clone());
+                let made = level.made(cargo.version, cluster.me, now, holders.clone());
                 let told = self.tell_of_copies(cluster, file, known, made);
                 break told.map(|()| Outcome::Made);
             }
@@ -220,7 +221,7 @@ impl Node {
         };
         // Where the answer of the metadata is lost they stay, until the nodes that have them ask.
         if matches!(done, Ok(Outcome::Impossible) | Err(NodeError::Posix(_))) {
-            self.drop_copies(file.ino, &level.made((cargo.version, cluster.me), now, holders));
+            self.drop_copies(file.ino, &level.made(cargo.version, cluster.me, now, holders));
         }
         done
     }

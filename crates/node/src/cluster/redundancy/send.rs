@@ -148,7 +148,7 @@ impl Node {
         let sent = match (&cargo.layout, cargo.level) {
             (Some(layout), Level::Fragments { data, count }) => {
                 let places: Vec<usize> = to.iter().map(|(place, _)| *place).collect();
-                self.send_fragments(cargo, (layout, data, count), &places, &mut lanes)
+                self.send_fragments(cargo, layout, data, count, &places, &mut lanes)
             }
             _ => self.send_whole(cargo, &mut lanes),
         };
@@ -196,7 +196,9 @@ impl Node {
     fn send_fragments(
         &self,
         cargo: &Cargo<'_>,
-        (layout, data, count): (&Layout, usize, usize),
+        layout: &Layout,
+        data: usize,
+        count: usize,
         places: &[usize],
         lanes: &mut [Option<Lane>],
     ) -> Result<(), Failed> {

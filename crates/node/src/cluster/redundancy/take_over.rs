@@ -220,9 +220,9 @@ impl Node {
         let Some((tier, path, charged)) = self.take_copy(held, ino, copies.version) else {
             return Ok(None);
         };
-        let adopted = self.make_object_of(record, &copies, (tier, charged), &path);
+        let adopted = self.make_object_of(record, &copies, tier, charged, &path);
         if adopted.is_err() {
-            self.return_copy(held, ino, copies.version, (tier, charged));
+            self.return_copy(held, ino, copies.version, tier, charged);
         }
         adopted.map(Some)
     }
@@ -231,7 +231,8 @@ impl Node {
         &self,
         record: &Record,
         copies: &Copies,
-        (tier, charged): (u8, u64),
+        tier: u8,
+        charged: u64,
         path: &std::path::Path,
     ) -> Result<Resident> {
         let slot = &self.residency.tiers[usize::from(tier)];

@@ -15,6 +15,7 @@ use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 
 use super::is_hidden;
+use super::spelling::Made;
 use crate::clock;
 use crate::error::Result;
 use crate::writeback::Writeback;
@@ -49,7 +50,7 @@ impl Readings {
     pub(super) fn begin(&self, dir: Ino) -> Reading<'_> {
         let gone = Arc::<Mutex<Gone>>::default();
         self.table.lock().entry(dir.0).or_default().push(gone.clone());
-        Reading { readings: self, dir, gone }
+        Reading { readings: self, dir, gone, made: Made::default() }
     }
 
     pub(super) fn gone(&self, link: &Link) {
@@ -70,6 +71,7 @@ pub(super) struct Reading<'a> {
     readings: &'a Readings,
     dir: Ino,
     gone: Arc<Mutex<Gone>>,
+    made: Made,
 }
 
 impl Reading<'_> {
@@ -81,6 +83,7 @@ impl Reading<'_> {
             return Ok(false);
         }
         found.retain(|found| !gone.names.contains(&found.name));
+        node.leave_out_altered(dir, &self.made, &mut found)?;
         match node.residency.peers.is_clustered() {
             // Another node may have listed it, and then taken a name away.
             true => node.meta.import_unless_listed(dir, &found)?,
@@ -223,6 +226,7 @@ impl Writeback {
             if is_hidden(dir, OsStr::from_bytes(entry.name.as_bytes())) {
                 continue;
             }
+            self.tells_apart(handle, entry.name.as_bytes(), attributes);
             match self.found(handle, entry.name.as_bytes(), attributes) {
                 Ok(found) => pending.push(found),
                 // A symbolic link that vanished while the directory was read.

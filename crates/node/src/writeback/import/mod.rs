@@ -14,6 +14,7 @@ mod freshness;
 mod listing;
 mod names_seen;
 mod refresh;
+mod spelling;
 
 pub use refresh::Looked;
 
@@ -38,6 +39,7 @@ use crate::writeback::Writeback;
 
 pub(crate) use dirs::LIMBO;
 use dirs::{MAX_LOOKS, let_workers_go_on};
+pub(crate) use spelling::folded;
 
 /// What is known about the freshness of imported directories and files, and which listings are
 /// under way.
@@ -55,6 +57,7 @@ pub struct Imports {
     in_flight: listing::Listings,
     /// Extended attributes that are read ahead along listings.
     along: along::Along,
+    spelling: spelling::Spelling,
 }
 
 /// A backing store that has not answered for this long is not asked about freshness.
@@ -214,12 +217,16 @@ impl Writeback {
         let reading = self.imports.reading.begin(dir);
         let looked = self.in_directory(dir, |handle| {
             let attributes = self.backing.stat(handle, OsStr::from_bytes(name))?;
-            self.found(handle, name, &attributes)
+            match self.is_other_spelling(handle, name, &attributes)? {
+                true => Ok(None),
+                false => self.found(handle, name, &attributes).map(Some),
+            }
         });
         match looked {
-            Ok(found) => {
+            Ok(Some(found)) => {
                 reading.import(self, dir, vec![found])?;
             }
+            Ok(None) => {}
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
             Err(error) => return Err(error),
         }

@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use forebay_meta::{Error as MetaError, Link, Record};
+use forebay_meta::{Error as MetaError, Link, NameIn, Record};
 use forebay_store::{Attributes, ErrorClass, StoreError};
 use forebay_types::{Ino, Timestamp};
 
@@ -20,15 +19,10 @@ use crate::error::{NodeError, Result};
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
 use crate::writeback::Writeback;
-use crate::writeback::import::LIMBO;
+use crate::writeback::import::{LIMBO, folded};
 
 /// What the backing store can't do with a name that it takes for another one.
 const SAME_NAME: &str = "tell the name, which differs in case or at its end only, from that of";
-
-/// A name as stores see it that take some for the same.
-fn folded(name: &OsStr) -> String {
-    name.to_string_lossy().trim_end_matches(['.', ' ']).to_lowercase()
-}
 
 /// Entries of a directory that are looked at at a time.
 const PAGE: usize = 1000;
@@ -118,7 +112,8 @@ impl Writeback {
         for attempt in 0..MAX_NAMES {
             let name = conflict_name(&link.name, now, attempt);
             let parent = link.parent;
-            match self.meta.rename_inode(work.ino(), parent, (&link.name, &name), now) {
+            let from = NameIn::new(parent, &link.name);
+            match self.meta.rename_inode(work.ino(), from, &name, now) {
                 Ok(_) => {
                     self.forget_name(parent, &link.name);
                     self.forget_name(parent, &name);

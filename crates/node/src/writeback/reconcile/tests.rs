@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Steward, StewardConfig, TierConfig};
 use forebay_core::unit::Bytes;
-use forebay_meta::{Link, Memory, MetaStore, NewInode, Options, Queue, Record, RenameFlags};
+use forebay_meta::{
+    Link, Memory, MetaStore, NameIn, NewInode, Options, Queue, Record, RenameFlags,
+};
 use forebay_store::backing::DirBacking;
 use forebay_store::decorators::{Flaky, InterceptedBacking, Interceptor, Operation, Rule, Verdict};
 use forebay_store::{BackingStore, Commit, Expect};
@@ -286,11 +288,10 @@ impl Bench {
     fn rename(&self, from: &str, to: &str, exchange: bool) {
         let ((from_dir, from), (to_dir, to)) = (self.split(from), self.split(to));
         let flags = RenameFlags { exchange, ..RenameFlags::default() };
-        let (from, to) = (from.as_bytes(), to.as_bytes());
-        let renamed =
-            self.node
-                .meta
-                .rename(from_dir, from, to_dir, to, flags, clock::wall_time(), &|_| false);
+        let from = NameIn::new(from_dir, from.as_bytes());
+        let to = NameIn::new(to_dir, to.as_bytes());
+        let now = clock::wall_time();
+        let renamed = self.node.meta.rename(from, to, flags, now, &|_| false);
         renamed.expect("it can be renamed");
     }
 

@@ -6,7 +6,7 @@
 //! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
 //! these must not take the place of the version that the backing store has.
 
-use forebay_meta::{Error as MetaError, Link, Links, Record, RenameFlags};
+use forebay_meta::{Error as MetaError, Link, Links, NameIn, Record, RenameFlags};
 use forebay_store::{Attributes, ErrorClass};
 use forebay_types::{Fingerprint, Ino};
 
@@ -123,7 +123,13 @@ impl Writeback {
             let name = conflict_name(&link.name, now, attempt);
             let flags = RenameFlags { noreplace: true, ..RenameFlags::default() };
             let parent = link.parent;
-            match self.meta.rename(parent, &link.name, parent, &name, flags, now, &|_| true) {
+            match self.meta.rename(
+                NameIn::new(parent, &link.name),
+                NameIn::new(parent, &name),
+                flags,
+                now,
+                &|_| true,
+            ) {
                 Ok(_) => {
                     self.remember(link, Some(name), "not wholly synced when the machine stopped");
                     break;

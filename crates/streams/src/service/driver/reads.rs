@@ -89,13 +89,7 @@ impl Driver {
                 let (id, title, end) = (read.read, read.title, read.offset + read.bytes);
                 // The windows go before the machine may give the memory to somebody else.
                 drop(completion.chunks);
-                self.machine_read_ended(
-                    (id, title),
-                    &chunks,
-                    start..end,
-                    completion.result,
-                    service,
-                );
+                self.machine_read_ended(id, title, &chunks, start..end, completion.result, service);
             }
             Some(Flying::BestEffort { stream, offset }) => {
                 self.events.push_back(Event::BestEffortDone { service });
@@ -108,7 +102,8 @@ impl Driver {
 
     fn machine_read_ended(
         &mut self,
-        (read, title): (ReadId, Title),
+        read: ReadId,
+        title: Title,
         chunks: &[ChunkId],
         range: std::ops::Range<u64>,
         result: std::io::Result<usize>,

@@ -606,15 +606,15 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
     world.end(&node);
 }
 
-/// The seeds of a test: `FOREBAY_MODEL_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 60, from
-/// `FOREBAY_MODEL_FIRST` on.
+/// The seeds of a test: `FOREBAY_MODEL_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 24 (the
+/// tests that take long run many more: xtask/src/test/slow.rs), from `FOREBAY_MODEL_FIRST` on.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match number("FOREBAY_MODEL_SEED") {
         Some(seed) => seed..seed + 1,
         None => {
             let first = number("FOREBAY_MODEL_FIRST").unwrap_or(0);
-            first..first + number("FOREBAY_MODEL_CASES").unwrap_or(60)
+            first..first + number("FOREBAY_MODEL_CASES").unwrap_or(24)
         }
     }
 }

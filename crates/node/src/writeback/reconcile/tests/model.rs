@@ -3,6 +3,8 @@
 
 use proptest::prelude::*;
 
+use forebay_meta::NameIn;
+
 use super::*;
 
 #[derive(Debug, Clone)]
@@ -127,8 +129,14 @@ impl World {
             Action::Rename { from, to, exchange } => {
                 let flags = RenameFlags { exchange, ..RenameFlags::default() };
                 let (from_dir, to_dir) = (self.dir(from.0), self.dir(to.0));
-                meta.rename(from_dir, name(from.1), to_dir, name(to.1), flags, now, &|_| false)
-                    .ok();
+                meta.rename(
+                    NameIn::new(from_dir, name(from.1)),
+                    NameIn::new(to_dir, name(to.1)),
+                    flags,
+                    now,
+                    &|_| false,
+                )
+                .ok();
             }
             Action::Link(from, to) => {
                 if let Ok(Some(record)) = meta.lookup(self.dir(from.0), name(from.1)) {

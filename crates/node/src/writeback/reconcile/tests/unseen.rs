@@ -1,6 +1,6 @@
 //! What a worker that was killed, or others, have done, and nobody has looked at yet.
 
-use forebay_meta::Link;
+use forebay_meta::{Link, NameIn};
 use forebay_store::decorators::RenumberedBacking;
 
 use super::*;
@@ -287,7 +287,13 @@ fn replace_in_use(bench: &Bench, old: Ino) {
     let flags = RenameFlags::default();
     let (from, to) = ((Ino::ROOT, b"new"), (Ino::ROOT, b"old"));
     let now = crate::clock::wall_time();
-    let renamed = bench.node.meta.rename(from.0, from.1, to.0, to.1, flags, now, &|_| true);
+    let renamed = bench.node.meta.rename(
+        NameIn::new(from.0, from.1),
+        NameIn::new(to.0, to.1),
+        flags,
+        now,
+        &|_| true,
+    );
     renamed.expect("it can be renamed");
 }
 
