@@ -423,7 +423,7 @@ fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
             store
                 .rename(NameIn::new(dir, b"b"), NameIn::new(dir, b"c"), flags, now, &|_| false)
                 .unwrap(),
-        )
+        );
     };
     // The new name is looked for first, then both names once more under their locks.
     assert!(cost(&rename) <= 4);
