@@ -1,7 +1,7 @@
 //! `xtask guard DIR PROGRAM ARGUMENT...`: one run of a program after which nothing of it is left.
 //!
 //! The guard runs the program in a session of its own, with `DIR` for its temporary files and with mounts
-//! that nobody else has ([`own_mounts`](super::own_mounts)). Whatever
+//! that nobody else has ([`super::own_mounts`]). Whatever
 //! the program starts stays below the guard in the tree of processes, daemons too: a process whose
 //! parent ends becomes a child of the guard. The run is over when the program has ended, or when
 //! nobody holds the other end of the guard's standard input any more: whoever wanted the run then has
