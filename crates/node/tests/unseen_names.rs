@@ -5,6 +5,7 @@ mod rig;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, SetAttr};
 use forebay_store::decorators::Transparent;
@@ -14,7 +15,9 @@ const BEFORE: &[u8] = b"what was there";
 
 /// A started rig whose backing store has one file under `a/x` and `b/x`.
 fn rig() -> Rig {
-    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), |_| {});
+    let soon =
+        |config: &mut forebay_node::NodeConfig| config.attr_timeout = Duration::from_millis(100);
+    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), soon);
     for dir in ["a", "b"] {
         std::fs::create_dir(rig.backing().join(dir)).unwrap();
     }
@@ -144,5 +147,51 @@ fn file_that_loses_all_names_here_and_there_then_nothing_of_it_stays() {
         assert_eq!(at(&rig, "b", "x"), None);
         assert_eq!(rig.occupied(0), 0, "others first: {others_first}");
         assert!(rig.node().writeback().unwritten(10).unwrap().is_empty());
+    }
+}
+
+/// What is there when the time is over for which a look at the backing store counts.
+fn soon<T>(look: impl Fn() -> Option<T>) -> T {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < until, "what others did is not seen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// That they did is not known here when the only known name goes, and what was written with it.
+#[test]
+fn file_that_others_link_before_its_name_goes_then_their_name_shows_what_they_linked() {
+    for is_written_back in [false, true] {
+        let rig = rig();
+        std::fs::write(rig.backing().join("a/f"), BEFORE).unwrap();
+        let file = at(&rig, "a", "f").expect("there");
+        let opened = rig.node().open(&CONTEXT, file, libc::O_RDWR).unwrap();
+        rig.write(opened.fh, BEFORE.len() as u64, b", and more");
+        rig.node().release(opened.fh);
+        if is_written_back {
+            rig.drain();
+        }
+        let below = rig.backing().join("a");
+        std::fs::hard_link(below.join("f"), below.join("theirs")).unwrap();
+        rig.node().unlink(&CONTEXT, rig.ino("a"), b"f").unwrap();
+        let theirs = soon(|| at(&rig, "a", "theirs"));
+        let expected = if is_written_back { AFTER } else { BEFORE };
+        rig.drain();
+        let opened = rig.node().open(&CONTEXT, theirs, libc::O_RDONLY).unwrap();
+        let shown = rig.read_all(opened.fh);
+        rig.node().release(opened.fh);
+        let what = format!("written back: {is_written_back}");
+        assert_eq!((&*shown, &*rig.plain("a/theirs")), (expected, expected), "{what}");
+        assert!(!below.join("f").exists(), "{what}");
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+        // And when they take it away again.
+        std::fs::remove_file(below.join("theirs")).unwrap();
+        soon(|| at(&rig, "a", "theirs").is_none().then_some(()));
+        rig.drain();
+        assert!(!below.join("theirs").exists(), "{what}");
     }
 }

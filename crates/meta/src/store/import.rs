@@ -96,6 +96,7 @@ impl MetaStore {
             let ino = match same {
                 Some(ino) if is_same_file(draft.edit(ino)?, found) => {
                     let record = draft.edit(ino)?;
+                    forget_lost_bytes(record, found);
                     record.links.push(link.clone());
                     record.backing.links.push(link);
                     record.orphan = false;
@@ -340,6 +341,19 @@ fn is_same_file(record: &Record, found: &Found) -> bool {
         && record.differs();
     let proven = same_birth || unchanged || may_be_written;
     record.attr.kind == found.attr.kind && same_inode && proven
+}
+
+/// What was written here to a file went with its last known name. If others had given it one more by then,
+/// that shows what the backing store has.
+fn forget_lost_bytes(record: &mut Record, found: &Found) {
+    if !record.is_gone() || !(record.dirty || record.spilled) {
+        return;
+    }
+    record.dirty = false;
+    record.spilled = false;
+    record.attr.size = found.attr.size;
+    record.attr.mtime = found.attr.mtime;
+    record.change += 1;
 }
 
 fn imported_record(ino: Ino, found: &Found, link: Link) -> Record {
