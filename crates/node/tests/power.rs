@@ -281,7 +281,8 @@ fn object_when_its_version_was_published_then_clean_only_after_the_name_is_durab
         assert!(!is_dirty(&rig.dir.join("tier0")), "known: {known}");
         let seen = watch.dirty.lock().clone();
         assert!(seen.len() > looks, "clean without a sync of the name");
-        assert!(seen.iter().all(|dirty| *dirty), "clean before: {seen:?}");
+        // What comes after that makes the times of the directory durable.
+        assert!(seen[..=looks].iter().all(|dirty| *dirty), "clean before: {seen:?}");
         assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
