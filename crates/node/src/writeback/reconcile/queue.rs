@@ -298,7 +298,7 @@ impl Writeback {
         }
     }
 
-    /// Brings several inodes in line with one sync of directories; `told` hears what became of
+    /// Brings several inodes in line with one sync of what was changed; `told` hears what became of
     /// each. Those that could not be brought in line are put into the queue again, unless `all` are
     /// wanted, also those in use: then the caller sees to it.
     pub(super) fn take_turns(
