@@ -40,4 +40,14 @@ fn open_that_is_refused_as_the_share_is_used_up_then_nothing_is_emptied_or_made(
     for fh in handles {
         rig.node().release(fh);
     }
+    for number in 0..400 {
+        rig.put(&number.to_string(), b"x");
+    }
+    let mut opened = (0..400).map(|number: u32| {
+        rig.node().open(&CONTEXT, rig.ino(&number.to_string()), libc::O_RDWR).map(|open| open.fh)
+    });
+    let refused = opened.find_map(Result::err).expect("even root can't have more than there are");
+    assert!(matches!(refused, NodeError::Posix(Errno::NFILE)), "{refused}");
+    let taken = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(taken <= 310, "{taken} of 400: a quarter is kept for everything but open files");
 }

@@ -13,6 +13,8 @@ use rustix::process::Resource;
 const EACH: u64 = 2;
 /// Kept for everything but open files: a quarter, at most this many.
 const RESERVE: u64 = 1024;
+/// Descriptors that are not of open files, at most: above all 256 directories of objects in each tier.
+const OTHERS: u64 = 4096;
 /// Where a process may have any number.
 const NO_LIMIT: u64 = 1 << 20;
 
@@ -53,7 +55,8 @@ impl Shares {
     /// # Errors
     /// `EMFILE` when this user has had his share, `ENFILE` when only the reserve is left.
     pub fn take(self: &Arc<Self>, uid: u32) -> Result<Share, Errno> {
-        if self.open.load(Ordering::Relaxed) * 2 * EACH >= self.descriptors && self.is_used_up() {
+        let open = self.open.load(Ordering::Relaxed);
+        if open * 2 * EACH + OTHERS >= self.descriptors && self.is_used_up() {
             return Err(Errno::NFILE);
         }
         let user = (uid != 0 && uid != self.own).then_some(uid);
@@ -69,8 +72,15 @@ impl Shares {
         Ok(Share { of: self.clone(), user })
     }
 
-    /// Whether the next descriptor would be one of the reserve: they are given out from below.
+    /// Whether only the reserve of descriptors is left.
     fn is_used_up(&self) -> bool {
+        // Linux 6.2 and later say so how many there are.
+        if let Ok(stat) = rustix::fs::stat(c"/proc/self/fd")
+            && stat.st_size > 0
+        {
+            return u64::try_from(stat.st_size).is_ok_and(|open| open >= self.descriptors);
+        }
+        // They are given out from below: this is too low while any number below is free.
         match rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 0) {
             Ok(next) => u64::try_from(next.as_raw_fd()).is_ok_and(|next| next >= self.descriptors),
             Err(error) => error == Errno::MFILE,
