@@ -69,17 +69,32 @@ const CLOSED: [&str; 4] = [
     "chmod -R u+rwx deep; rm -rf deep; mkdir deep; echo again >deep/file; chmod 0 deep",
 ];
 
-#[test]
-fn directories_that_a_plain_user_has_closed_when_their_modes_come_first_then_all_gets_there() {
+/// What they do to files that they have closed to themselves. Each step finds in the backing store what the
+/// one before left there, and nothing on the tier.
+const CLOSED_FILES: [&str; 4] = [
+    "for name in a c d e g i; do seq 100 >$name; done; ln a b; ln e f; ln i j
+     chmod 444 a c; chmod 000 d g i",
+    "chmod u+w a; echo more >>a; chmod 444 b; chmod u+r d; cat d >copy; chmod 000 d
+     chmod u+w c; exec 3>>c; chmod 000 c; echo more >&3; exec 3>&-",
+    "setfattr -n user.name -v value e; chmod 444 f; chmod 600 g; exec 3<g; chmod 000 g; cat <&3 >copy; exec 3<&-
+     chmod 600 i; truncate -s 10 j; chmod 000 j",
+    "chmod u+w a; : >b; chmod 400 a; chmod 600 c; ln c h; seq 5 >h; chmod 000 c
+     setfattr -n user.name -v other f; setfattr -n user.more -v 1 g; chmod 200 g; echo more >>g",
+];
+
+/// Does the steps in a plain directory and on a mount, each on a mount of its own, and compares what is in
+/// the backing store then.
+fn assert_as_in_a_plain_directory(steps: &[&str], each_on_a_tier_of_its_own: bool) {
     let Some(site) = site_of_the_user() else { return };
-    for (number, step) in CLOSED.into_iter().enumerate() {
+    for (number, step) in steps.iter().enumerate() {
+        let tier = if each_on_a_tier_of_its_own { number } else { 0 };
         let script = format!(
             r#"
             [ -r /dev/fuse ] && [ -w /dev/fuse ] || {{ echo "no device"; exit 0; }}
             do_it() {{ mkdir -p "$1" && cd "$1" && umask 022 && {{ chmod u+w deep 2>/dev/null; {step}
             }}; }}
             do_it "$S/home/native"
-            "$F" mount "$S/backing" "$S/mnt" --tier "$S/home/tier=64M" || exit 1
+            "$F" mount "$S/backing" "$S/mnt" --tier "$S/home/tier{tier}=64M" || exit 1
             do_it "$S/mnt"
             cd / && "$F" umount --timeout 60s "$S/mnt" && echo drained
             "#
@@ -90,24 +105,32 @@ fn directories_that_a_plain_user_has_closed_when_their_modes_come_first_then_all
             return;
         }
         assert!(code == 0 && text.contains("drained"), "step {number}: {text}");
-        let tree = |dir: &str| {
-            let mut find = std::process::Command::new("find");
-            find.args([".", "-name", ".forebay", "-prune", "-o", "-mindepth", "1"]);
-            find.args(["-printf", "%M %s %P\\n"]).current_dir(site.path(dir));
-            let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
-            let mut lines: Vec<_> = found.lines().filter(|line| !line.starts_with('d')).collect();
-            let dirs = found.lines().filter(|line| line.starts_with('d'));
-            // Directories have sizes of their own.
-            let dirs: Vec<_> = dirs.map(|dir| dir.split(' ').collect::<Vec<_>>()).collect();
-            let dirs: Vec<_> = dirs.iter().map(|dir| format!("{} {}", dir[0], dir[2])).collect();
-            lines.sort_unstable();
-            let mut all: Vec<String> =
-                lines.iter().map(|line| (*line).to_string()).chain(dirs).collect();
-            all.sort_unstable();
-            all
-        };
-        assert_eq!(tree("backing"), tree("home/native"), "step {number}: {text}");
+        let (below, native) = (tree(&site, "backing"), tree(&site, "home/native"));
+        assert_eq!(below, native, "step {number}: {text}");
     }
+}
+
+/// Modes, links, sizes and names of all in a directory; bytes and extended attributes of its files.
+fn tree(site: &Site, dir: &str) -> Vec<String> {
+    let script = "find . -name .forebay -prune -o -mindepth 1 -type d -printf '%M %P\\n'
+        find . -name .forebay -prune -o -mindepth 1 ! -type d -printf '%M %n %s %P\\n'
+        find . -name .forebay -prune -o -type f -exec md5sum {} + -exec getfattr -d {} +";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script]).current_dir(site.path(dir));
+    let found = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+    let mut lines: Vec<_> = found.lines().map(str::to_string).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn directories_that_a_plain_user_has_closed_when_their_modes_come_first_then_all_gets_there() {
+    assert_as_in_a_plain_directory(&CLOSED, false);
+}
+
+#[test]
+fn files_that_a_plain_user_has_closed_when_changed_then_all_gets_there() {
+    assert_as_in_a_plain_directory(&CLOSED_FILES, true);
 }
 
 #[test]

@@ -352,6 +352,13 @@ impl Writeback {
             }
             let record = self.meta.get(ino)?;
             let opened = self.open_backing(&record, Access::Read);
+            if opened.as_ref().is_err_and(is_denied) && looks < MAX_LOOKS {
+                looks += 1;
+                if self.open_to_reader(ino)? {
+                    let_workers_go_on();
+                    continue;
+                }
+            }
             let found = match &opened {
                 Ok(opened) => {
                     let known = record.backing.fingerprint.filter(|print| print.ino != 0);
@@ -394,9 +401,7 @@ impl Writeback {
     ) -> Result<T> {
         self.residency.pace();
         match self.in_directory_as_it_is(dir, &mut operation) {
-            Err(error)
-                if error.class() == Some(ErrorClass::Denied) && self.open_as_here(dir)? =>
-            {
+            Err(error) if is_denied(&error) && self.open_as_here(dir)? => {
                 self.in_directory_as_it_is(dir, &mut operation)
             }
             done => done,
@@ -452,6 +457,10 @@ impl Writeback {
 /// listed, or has its fingerprint.)
 pub(super) fn is_only_claimed(record: &Record) -> bool {
     record.is_directory() && record.listed && is_unconfirmed(record)
+}
+
+fn is_denied(error: &crate::error::NodeError) -> bool {
+    error.class() == Some(ErrorClass::Denied)
 }
 
 fn is_lost(error: &crate::error::NodeError) -> bool {

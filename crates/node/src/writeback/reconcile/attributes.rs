@@ -9,6 +9,8 @@ use forebay_store::backing::{SetAttributes, XattrMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
+use rustix::process::geteuid;
+
 use super::identity::is_own;
 use super::names::os;
 use super::refused::is_refused_owner;
@@ -57,11 +59,17 @@ impl Writeback {
             }
         }
         self.forget_refused(work.ino());
+        // A plain user may give none to a file that is closed to him by then. A change of owner, which is
+        // not for him to make, takes some of them away.
+        let xattrs_come_first = !geteuid().is_root();
         self.own_change(&changed, || {
+            if xattrs && xattrs_come_first {
+                self.set_xattrs(&record, &object)?;
+            }
             if attributes {
                 self.set_owner_and_mode(&record, &object, &before)?;
             }
-            if xattrs {
+            if xattrs && !xattrs_come_first {
                 self.set_xattrs(&record, &object)?;
             }
             if attributes {
@@ -104,7 +112,7 @@ impl Writeback {
     }
 
     /// A handle on what the backing store has of an inode now.
-    fn standing_object(&self, record: &Record) -> Result<Dir> {
+    pub(super) fn standing_object(&self, record: &Record) -> Result<Dir> {
         let (dir, name) = self.backing_place(record)?;
         // Of the root: itself.
         if name.is_empty() { Ok(dir) } else { Ok(self.backing.hold(&dir, os(&name))?) }

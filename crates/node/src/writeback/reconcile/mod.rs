@@ -12,7 +12,7 @@
 
 mod attributes;
 mod bytes;
-mod closed_dirs;
+mod closed_to_owner;
 mod conflict;
 mod conflict_list;
 mod conflict_places;
@@ -372,7 +372,7 @@ impl Writeback {
             match batch.with(owned, &record, |work| self.pass(work, depth)) {
                 Err(error)
                     if error.class() == Some(ErrorClass::Denied)
-                        && self.open_closed_dirs(&record)? =>
+                        && (self.open_closed_dirs(&record)? || self.open_closed_file(ino)?) =>
                 {
                     batch.finish()?;
                 }

@@ -1,26 +1,31 @@
-//! Directories that their owner has closed to himself, where the mount is a plain user's.
+//! Directories and files that their owner has closed to himself, where the mount is a plain user's.
 //!
 //! What `tar` or `chmod -R` does in an order that works, a worker may come to in another one: the mode of a
 //! directory reaches the backing store before what is in it, and without `w` and `x` nothing can be made,
-//! removed or looked up there any more. So the directory is opened to its owner until what is below is
-//! written. Its record says from before that on that its mode is still to be set.
+//! removed or looked up there any more. In the same way a file can't be read or written in place, nor be
+//! given extended attributes, once its mode says so. So both are opened to their owner until what is to be
+//! done there is done. Their record says from before that on that their mode is still to be set.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::time::Duration;
 
 use forebay_meta::{Error as MetaError, Queue, Record};
 use forebay_store::ErrorClass;
 use forebay_store::backing::SetAttributes;
-use forebay_types::Ino;
+use forebay_types::{FileKind, Fingerprint, Ino};
 use rustix::process::geteuid;
 
 use super::MAX_PARENTS;
+use super::identity::{in_hand, is_own, was_changed};
 use super::queue::NAMES_DELAY;
 use crate::error::Result;
 use crate::writeback::Writeback;
 
 /// What the owner of a directory needs to work in it.
 const OPEN: u32 = 0o700;
+/// What the owner of a file needs to read and to write it.
+const OPEN_FILE: u32 = 0o600;
 
 impl Writeback {
     /// After a refusal: opens the directories on the way to an inode, and itself, if they are this user's
@@ -77,16 +82,7 @@ impl Writeback {
         if found.uid != geteuid().as_raw() || found.mode & wanted == wanted {
             return Ok(false);
         }
-        let is_due = |record: &mut Record| {
-            record.backing.attrs_differ = true;
-            // Whoever has just set it does not report that it is as it should be.
-            record.change += 1;
-            Queue::Yes
-        };
-        match self.meta.update(dir, None, is_due) {
-            Err(MetaError::Stale(_)) => {}
-            updated => drop(updated?),
-        }
+        self.mode_is_due(dir)?;
         let set = SetAttributes { mode: Some(found.mode | wanted), ..SetAttributes::default() };
         let changed = self.own_change(&[(dir, &handle)], || {
             Ok(self.backing.set_attributes(&handle, OsStr::new(""), &set)?)
@@ -98,5 +94,61 @@ impl Writeback {
         self.settle_directory(dir)?;
         self.reconcile_later(dir, NAMES_DELAY);
         Ok(true)
+    }
+
+    /// After a refusal: opens a file in the backing store to its owner, if he is this user and has closed
+    /// it. Says whether he had. Who calls this owns the inode.
+    pub(super) fn open_closed_file(&self, ino: Ino) -> Result<bool> {
+        let Some(record) = self.known(ino)? else { return Ok(false) };
+        if record.attr.kind != FileKind::Regular {
+            return Ok(false);
+        }
+        let (Some(known), Ok(object)) = (record.backing.fingerprint, self.standing_object(&record))
+        else {
+            return Ok(false);
+        };
+        let found = self.backing.stat(&object, OsStr::new(""))?;
+        let is_closed = found.uid == geteuid().as_raw() && found.mode & OPEN_FILE != OPEN_FILE;
+        if !is_closed || !is_own(&record, &found) || was_changed(&record, &found) {
+            return Ok(false);
+        }
+        self.mode_is_due(ino)?;
+        // The change time moves: others would seem to have changed it.
+        match self.meta.intend(ino, None, Fingerprint { mtime: record.attr.mtime, ..known }) {
+            Err(MetaError::Stale(_)) => return Ok(false),
+            intended => in_hand(intended)?,
+        };
+        self.meta.sync()?;
+        self.rights.may_change_store()?;
+        let mode = Some(found.mode | OPEN_FILE);
+        let set = SetAttributes { mode, ..SetAttributes::default() };
+        match self.backing.set_attributes(&object, OsStr::new(""), &set) {
+            Err(error) if error.class() == ErrorClass::Denied => return Ok(false),
+            set => set?,
+        }
+        self.reconcile_later(ino, NAMES_DELAY);
+        Ok(true)
+    }
+
+    /// The same for who reads it. True as well if a worker is at it, and it may be open afterwards.
+    pub(crate) fn open_to_reader(&self, ino: Ino) -> Result<bool> {
+        match self.own(ino, Duration::ZERO) {
+            Some(_owned) => self.open_closed_file(ino),
+            None => Ok(self.is_in_other_hands(ino)),
+        }
+    }
+
+    /// The mode in the backing store is about to be another one than the record says.
+    fn mode_is_due(&self, ino: Ino) -> Result<()> {
+        let due = |record: &mut Record| {
+            record.backing.attrs_differ = true;
+            // Whoever has just set it does not report that it is as it should be.
+            record.change += 1;
+            Queue::Yes
+        };
+        match self.meta.update(ino, None, due) {
+            Err(MetaError::Stale(_)) => Ok(()),
+            updated => Ok(updated.map(drop)?),
+        }
     }
 }
