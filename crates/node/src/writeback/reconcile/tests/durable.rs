@@ -225,7 +225,7 @@ fn new_file_that_only_claims_its_name_when_looked_at_then_the_removed_one_does_n
     let new = bench.make("name", FileKind::Regular, 0o644);
     let link = forebay_meta::Link::new(Ino::ROOT, b"name".to_vec());
     bench.node.meta.claim(new, &link).expect("claimed");
-    bench.node.writeback.time_passes(new);
+    bench.time_passes(new);
     let known = bench.node.meta.get(new).expect("it is there");
     let record = bench.node.writeback.revalidate(&Context::DAEMON, known).expect("it is there");
     assert_eq!((record.attr.size, record.backing.fingerprint), (0, None));

@@ -55,7 +55,7 @@ fn outside_changes_when_the_time_has_passed_then_seen() {
     fs::write(bench.root.join("dir/5"), b"longer than before").expect("written");
     fs::write(bench.root.join("dir/new"), b"new").expect("written");
     fs::remove_file(bench.root.join("dir/6")).expect("removed");
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     assert!(bench.find(dir, "6").is_none());
     assert_eq!(bench.find(dir, "new").expect("seen").attr.size, 3);
     assert_eq!(bench.find(dir, "5").expect("seen").attr.size, 18);
@@ -107,7 +107,7 @@ fn our_own_changes_when_checked_then_not_taken_for_changes_by_others() {
     fs::write(bench.root.join("foreign"), b"x").expect("written");
     bench.write("file-3", b"changed");
     bench.drained();
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     assert!(bench.find(Ino::ROOT, "foreign").is_some(), "changes by others still count");
 }
 

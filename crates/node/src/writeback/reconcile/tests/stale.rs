@@ -86,7 +86,7 @@ fn directory_renamed_by_a_worker_while_it_is_compared_then_neither_stale_nor_gon
     meanwhile.set(Operation::Open, ABSENT, move || {
         worker.node.writeback.reconcile(dir).expect("renamed");
     });
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     listed(&bench, dir);
     assert!(meanwhile.is_done());
     assert_eq!(bench.find(Ino::ROOT, "new").expect("still there").ino, dir);
@@ -107,7 +107,7 @@ fn directory_whose_parent_is_renamed_by_a_worker_while_it_is_compared_then_stays
     meanwhile.set(Operation::Open, ABSENT, move || {
         worker.node.writeback.reconcile(above).expect("renamed");
     });
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     listed(&bench, dir);
     assert!(meanwhile.is_done());
     assert_eq!((bench.dir("new/dir"), bench.find(dir, "file").map(|file| file.ino)), {
@@ -162,7 +162,7 @@ fn extended_attributes_read_while_a_worker_moves_the_directory_then_not_taken_fo
     if rustix::fs::setxattr(&path, "user.color", b"red", flags).is_err() {
         return; // No user attributes on this file system.
     }
-    bench.node.writeback.time_passes(above);
+    bench.time_passes(above);
     let file = bench.find(above, "file").expect("imported").ino;
     bench.node.writeback.drop_handle(above);
     bench.rename("old", "new", false);
@@ -188,7 +188,7 @@ fn directory_in_which_others_make_something_before_the_first_look_then_shown() {
     bench.node.writeback.reconcile(dir).expect("made");
     assert!(meanwhile.is_done());
     bench.drained();
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     assert!(bench.find(dir, "theirs").is_some());
 }
 
@@ -204,7 +204,7 @@ fn directory_removed_while_it_is_compared_then_another_of_its_name_stays() {
         program.mkdir("dir");
         program.drained();
     });
-    bench.node.writeback.time_passes(first);
+    bench.time_passes(first);
     // Whoever lists the first one: it is removed, which is no failure of his.
     listed(&bench, first);
     assert!(meanwhile.is_done());
@@ -364,7 +364,7 @@ fn directory_removed_by_others_when_compared_then_goes() {
     bench.write("above/dir/file", b"x");
     bench.drained();
     fs::remove_dir_all(bench.root.join("above/dir")).expect("removed");
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     let stale = bench.node.writeback.ensure_listed(&Context::DAEMON, dir);
     assert!(matches!(stale, Err(crate::NodeError::Posix(rustix::io::Errno::STALE))), "{stale:?}");
     assert!(bench.node.meta.lookup(above, b"dir").expect("a look-up").is_none());
@@ -589,7 +589,7 @@ fn others_change_in_place(written: bool, how: InPlace, at: Operation, skipped: u
         return true;
     }
     // What has the name is what is shown.
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     let record = bench.node.meta.get(ino).expect("known");
     let now = bench.node.writeback.revalidate(&Context::DAEMON, record).expect("there");
     let found = fs::metadata(bench.root.join("name")).expect("there");

@@ -20,7 +20,7 @@ fn change_in_place(bench: &Bench, path: &str, bytes: &[u8]) {
 
 /// Whether the next open drops the copy of a file.
 fn is_stale(bench: &Bench, ino: Ino) -> bool {
-    bench.node.writeback.doubt_version(ino);
+    bench.doubt_version(ino);
     let record = bench.node.meta.get(ino).expect("it is there");
     bench.node.writeback.revalidate(&Context::DAEMON, record).expect("it is there");
     bench.contents.stale.lock().remove(&ino.0)
@@ -156,7 +156,7 @@ fn hard_link_made_by_others_to_a_known_file_when_found_then_another_name_of_it()
     let dir = bench.dir("dir");
     bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     link("written", "dir/two");
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
     one_file(&bench, "written", "dir/two");
 }
@@ -174,9 +174,23 @@ fn hard_link_made_by_others_and_not_found_yet_when_the_file_is_written_then_show
     assert_eq!(bench.names("").len(), 2);
 }
 
+impl Bench {
+    /// What a directory had is looked at again. What was begun before, in the background, has ended.
+    pub(super) fn time_passes(&self, dir: Ino) {
+        assert!(self.node.writeback.slow.rest(Duration::from_secs(20)), "listings that do not end");
+        self.node.writeback.time_passes(dir);
+    }
+
+    /// The same of a file.
+    pub(super) fn doubt_version(&self, file: Ino) {
+        assert!(self.node.writeback.slow.rest(Duration::from_secs(20)), "listings that do not end");
+        self.node.writeback.doubt_version(file);
+    }
+}
+
 /// Lists a directory as when its freshness has run out.
 fn listed_anew(bench: &Bench, dir: Ino) {
-    bench.node.writeback.time_passes(dir);
+    bench.time_passes(dir);
     bench.node.writeback.ensure_listed(&Context::DAEMON, dir).expect("listed");
 }
 
@@ -184,7 +198,7 @@ fn listed_anew(bench: &Bench, dir: Ino) {
 fn looked_at(bench: &Bench, path: &str) -> Arc<Record> {
     let (dir, name) = bench.split(path);
     let record = bench.find(dir, name).expect("known");
-    bench.node.writeback.doubt_version(record.ino);
+    bench.doubt_version(record.ino);
     bench.node.writeback.revalidate(&Context::DAEMON, record).expect("it is there")
 }
 
@@ -380,7 +394,7 @@ fn hard_link_made_by_others_when_they_write_to_it_before_it_is_found_then_anothe
         let (bench, dir) = linked_pair(true);
         fs::hard_link(bench.root.join("dir/single"), bench.root.join(link)).expect("linked");
         fs::write(bench.root.join(link), b"another length of it").expect("written");
-        bench.node.writeback.time_passes(Ino::ROOT);
+        bench.time_passes(Ino::ROOT);
         assert!(bench.find(Ino::ROOT, "link").is_some() || link != "link");
         listed_anew(&bench, dir);
         all_as_below(&bench, &["dir/one", "dir/two", "dir/single", link]);
@@ -552,7 +566,7 @@ fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_remov
         Queue::No
     };
     bench.node.meta.update(ino, None, set).expect("there");
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     let new = bench.find(Ino::ROOT, "new").expect("found").ino;
     assert_ne!(new, ino);
     assert_eq!(bench.find(Ino::ROOT, "newer").expect("found").ino, new);

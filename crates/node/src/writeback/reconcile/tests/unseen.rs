@@ -45,7 +45,7 @@ fn directory_that_may_have_two_names_when_others_made_one_of_them_then_the_backl
     // So that it is noticed: not in the tick of the clock in which we changed the directory.
     std::thread::sleep(std::time::Duration::from_millis(20));
     fs::write(bench.root.join("beside"), b"x").expect("written by others");
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     assert_eq!(bench.find(Ino::ROOT, "one").expect("known").attr.perm, 0o711);
     bench.rename("one", "two", false);
@@ -71,7 +71,7 @@ fn directory_made_by_a_killed_worker_when_what_is_in_it_is_renamed_then_nothing_
     bench.rename("above/old", "above/new", false);
     bench.node.writeback.reconcile(dir).expect("in line");
     bench.drained();
-    bench.node.writeback.time_passes(above);
+    bench.time_passes(above);
     assert_eq!(bench.names("above"), ["new"]);
     assert!(bench.find(above, "old").is_none());
     assert_eq!(bench.find(above, "new").map(|record| record.ino), Some(dir));
@@ -112,7 +112,7 @@ fn directory_that_two_claim_when_neither_knows_whose_it_is_then_one_of_them_sees
         let wanted = if renamed { vec!["other"] } else { vec![] };
         assert_eq!(bench.names(""), wanted);
         assert_eq!(bench.node.writeback.conflicts().0, 0);
-        bench.node.writeback.time_passes(Ino::ROOT);
+        bench.time_passes(Ino::ROOT);
         assert!(bench.find(Ino::ROOT, "dir").is_none());
     }
 }
@@ -207,11 +207,11 @@ fn file_that_others_removed_while_it_waited_for_a_turn_without_a_difference_then
     bench.rename("file", "elsewhere", false);
     bench.rename("elsewhere", "file", false);
     fs::remove_file(bench.root.join("file")).expect("removed by others");
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     assert!(bench.find(Ino::ROOT, "other").is_some());
     // Its turn finds nothing to do, and does not look for it.
     bench.drained();
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     assert!(bench.find(Ino::ROOT, "file").is_none(), "others removed it");
 }
 
@@ -438,7 +438,7 @@ fn file_of_others_when_it_has_the_number_and_name_of_a_directory_just_removed_th
     bench.node.writeback.reconcile(dir).expect("removed");
     assert!(by.0.lock().is_none(), "it was listed before the report");
     bench.drained();
-    bench.node.writeback.time_passes(Ino::ROOT);
+    bench.time_passes(Ino::ROOT);
     bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     let shown = bench.find(Ino::ROOT, "name").expect("it is there");
     assert_eq!(shown.attr.kind, FileKind::Regular);
