@@ -704,6 +704,8 @@ fn umount_with_detach_when_a_file_is_open_then_it_returns_and_says_who_is_served
     let site = Site::new();
     site.mount(&[]);
     fs::write(site.path("mnt/file"), "text").unwrap();
+    let (code, text) = site.run(&["umount", &site.text("mnt/file")]);
+    assert!(code == 2 && text.contains("can only be unmounted as a whole"), "{code}: {text}");
     let daemon = site.daemon();
     let mut open = fs::File::open(site.path("mnt/file")).unwrap();
     let begun = std::time::Instant::now();

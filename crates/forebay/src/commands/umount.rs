@@ -52,10 +52,13 @@ pub fn run(args: &UmountArgs) -> Result<(), Error> {
         Some(mount) => Client::for_mount(mount, &mounts),
         None => Client::for_path(&path).and_then(|client| {
             if client.mountpoint() == path {
-                Ok(client)
-            } else {
-                Err(Error::NotMounted(path.clone()))
+                return Ok(client);
             }
+            Err(Error::Usage(format!(
+                "{} lies on the mount at {}, which can only be unmounted as a whole",
+                WirePath::from(&path),
+                WirePath::from(client.mountpoint())
+            )))
         }),
     };
     match client {
