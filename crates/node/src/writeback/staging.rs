@@ -89,6 +89,9 @@ impl Writeback {
                 }
             }
         }
+        if stage.files.is_empty() {
+            return stage;
+        }
         let synced = group.and_then(|group| self.backing.sync_group(&group).ok());
         for file in &stage.files {
             let mut staged = file.writeback.staged.lock();

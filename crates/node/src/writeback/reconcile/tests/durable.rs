@@ -157,6 +157,39 @@ fn attributes_written_back_alone_when_reported_then_durable_in_the_backing_store
     }
 }
 
+/// More than are held open at once share several syncs, of which any may fail.
+#[test]
+fn attributes_of_many_when_one_of_their_syncs_fails_then_none_of_them_counts_as_written() {
+    for failing in [1, 2, 3] {
+        let (bench, order) = bench();
+        let files: Vec<Ino> =
+            (0..70).map(|number| bench.write(&number.to_string(), b"x")).collect();
+        bench.drained();
+        // The times of the directory are set again, and synced, once nothing else is to be done.
+        assert!(bench.node.writeback.flushers.rest(Duration::from_secs(20)));
+        for &file in &files {
+            change(&bench, file, 0o640, 1_000_000_000);
+        }
+        let differing = || {
+            let differs = |file: &&Ino| {
+                bench.node.meta.get(**file).expect("it is there").backing.attrs_differ
+            };
+            files.iter().filter(differs).count()
+        };
+        order.flaky.set_rules(vec![Rule::nth(Operation::Sync, failing, libc::EIO)]);
+        let due: Vec<_> = files.iter().map(|&file| (file, 0)).collect();
+        bench.node.writeback.take_turns(&due, true, &mut |_, _| {});
+        assert_eq!(differing(), files.len(), "sync {failing} has failed");
+        order.flaky.set_rules(Vec::new());
+        order.seen.lock().clear();
+        bench.node.writeback.take_turns(&due, true, &mut |_, _| {});
+        assert_eq!(differing(), 0);
+        let seen = order.seen.lock();
+        let syncs = seen.iter().filter(|(operation, _)| *operation == Operation::Sync).count();
+        assert!(syncs <= 3, "{syncs} syncs for all");
+    }
+}
+
 /// They are set again when the names in it are written, and what says so goes after that only.
 #[test]
 fn times_of_a_directory_when_set_again_then_durable_before_that_is_forgotten() {
