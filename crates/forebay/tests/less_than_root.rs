@@ -60,12 +60,13 @@ fn site_of_the_user() -> Option<Site> {
 /// What plain users do to directories that they have closed to themselves, as for a package that nobody is
 /// to change. In each step the modes follow at once, before anything is written back.
 const CLOSED: [&str; 4] = [
-    "mkdir -p pkg/sub deep/a/b; echo a >pkg/a; echo b >pkg/sub/b; echo c >deep/a/b/c; ln -s a pkg/l
+    "mkdir -p pkg/sub deep/a/b; mkdir -m 555 alone; echo a >pkg/a; echo b >pkg/sub/b; echo c >deep/a/b/c; ln -s a pkg/l
      chmod 444 pkg/a pkg/sub/b; chmod 555 pkg/sub pkg; chmod 000 deep/a/b; chmod 500 deep/a deep",
     "chmod u+w pkg; echo n >pkg/new; rm -f pkg/a; mv pkg/sub pkg/other; mkfifo pkg/p; chmod u-w pkg
      chmod u+w deep deep/a; chmod 700 deep/a/b; echo more >>deep/a/b/c; mv deep/a/b/c out
      chmod 000 deep/a/b; chmod 000 deep/a",
-    "mkdir box; mv box deep/; chmod u+w pkg; mv pkg deep/box/; chmod 555 deep/box/pkg deep/box",
+    "mkdir box; mv box deep/; chmod u+w pkg; mv pkg deep/box/; chmod 555 deep/box/pkg deep/box
+     chmod u+w alone; setfattr -n user.name -v value alone; chmod u-w alone",
     "chmod -R u+rwx deep; rm -rf deep; mkdir deep; echo again >deep/file; chmod 0 deep",
 ];
 
@@ -76,10 +77,11 @@ const CLOSED_FILES: [&str; 4] = [
      chmod 444 a c; chmod 000 d g i",
     "chmod u+w a; echo more >>a; chmod 444 b; chmod u+r d; cat d >copy; chmod 000 d
      chmod u+w c; exec 3>>c; chmod 000 c; echo more >&3; exec 3>&-",
-    "setfattr -n user.name -v value e; chmod 444 f; chmod 600 g; exec 3<g; chmod 000 g; cat <&3 >copy; exec 3<&-
-     chmod 600 i; truncate -s 10 j; chmod 000 j",
+    "setfattr -n user.name -v value e; chmod 444 f; chmod 600 g; exec 3<g; chmod 000 g; cat <&3 >copy
+     exec 3<&-; chmod 600 i; truncate -s 10 j; chmod 000 j",
     "chmod u+w a; : >b; chmod 400 a; chmod 600 c; ln c h; seq 5 >h; chmod 000 c
-     setfattr -n user.name -v other f; setfattr -n user.more -v 1 g; chmod 200 g; echo more >>g",
+     setfattr -n user.name -v other f; setfattr -n user.more -v 1 g; chmod 200 g; echo more >>g
+     chmod u+w i; setfattr -n user.name -v value i; chmod 400 j",
 ];
 
 /// Does the steps in a plain directory and on a mount, each on a mount of its own, and compares what is in
@@ -114,7 +116,8 @@ fn assert_as_in_a_plain_directory(steps: &[&str], each_on_a_tier_of_its_own: boo
 fn tree(site: &Site, dir: &str) -> Vec<String> {
     let script = "find . -name .forebay -prune -o -mindepth 1 -type d -printf '%M %P\\n'
         find . -name .forebay -prune -o -mindepth 1 ! -type d -printf '%M %n %s %P\\n'
-        find . -name .forebay -prune -o -type f -exec md5sum {} + -exec getfattr -d {} +";
+        find . -name .forebay -prune -o -type f -exec md5sum {} +
+        find . -name .forebay -prune -o ! -type l -exec getfattr -d {} +";
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", script]).current_dir(site.path(dir));
     let found = String::from_utf8(shell.output().unwrap().stdout).unwrap();

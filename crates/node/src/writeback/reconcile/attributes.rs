@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{Error as MetaError, Record, Xattrs};
 use forebay_store::backing::{SetAttributes, XattrMode};
-use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use rustix::process::geteuid;
@@ -64,13 +64,13 @@ impl Writeback {
         let xattrs_come_first = !geteuid().is_root();
         self.own_change(&changed, || {
             if xattrs && xattrs_come_first {
-                self.set_xattrs(&record, &object)?;
+                self.set_xattrs(&record, &object, &before)?;
             }
             if attributes {
                 self.set_owner_and_mode(&record, &object, &before)?;
             }
             if xattrs && !xattrs_come_first {
-                self.set_xattrs(&record, &object)?;
+                self.set_xattrs(&record, &object, &before)?;
             }
             if attributes {
                 // The time is what tells a change by others: none may be covered up.
@@ -173,7 +173,12 @@ impl Writeback {
         }
     }
 
-    fn set_xattrs(&self, record: &Record, object: &Dir) -> Result<()> {
+    fn set_xattrs(&self, record: &Record, object: &Dir, at: &Attributes) -> Result<()> {
+        // Closed to its owner only, to whom it will be opened.
+        let is_closed = at.uid == geteuid().as_raw() && at.mode & 0o600 != 0o600;
+        let is_refused = |error: &StoreError| {
+            self.is_refused_attribute(error) && !(is_closed && error.errno() == libc::EACCES)
+        };
         // Of those that nobody has asked for none was changed here.
         let Some(wanted) = self.known_xattrs(record)? else { return Ok(()) };
         let here = OsStr::new("");
@@ -185,7 +190,7 @@ impl Writeback {
             }
             self.rights.may_change_store()?;
             match self.backing.set_xattr(object, here, os(attribute), value, XattrMode::Any) {
-                Err(error) if self.is_refused_attribute(&error) => {
+                Err(error) if is_refused(&error) => {
                     self.note_refused(record.ino, &described(attribute), &error);
                 }
                 set => set?,
@@ -196,7 +201,7 @@ impl Writeback {
         for attribute in gone {
             match self.backing.remove_xattr(object, here, os(attribute)) {
                 Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) if self.is_refused_attribute(&error) => {
+                Err(error) if is_refused(&error) => {
                     self.note_refused(record.ino, &described(attribute), &error);
                 }
                 removed => removed?,
