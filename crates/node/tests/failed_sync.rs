@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use forebay_node::{Ino, SetAttr};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -271,4 +272,58 @@ fn new_version_when_its_sync_fails_then_it_is_begun_anew() {
     rig.drain();
     assert_eq!((device.failed(), device.lost()), (1, 0), "published, and not on the device");
     same(&rig.plain("file"), &bytes, "in the backing store");
+}
+
+/// A store that takes its time to sync spill files.
+struct SlowToSync;
+
+impl Interceptor for SlowToSync {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if operation == Operation::Sync && label.to_string_lossy().contains(".forebay/spill") {
+            std::thread::sleep(Duration::from_millis(150));
+        }
+        Verdict::Pass
+    }
+}
+
+/// Each locks the map of the file, and waits for other syncs of it: `sed -i` on a full tier.
+#[test]
+fn file_that_was_cut_when_renamed_over_another_beside_its_write_back_then_neither_waits_for_ever() {
+    let rig = Rig::new(&[512 * KIB], Arc::new(SlowToSync), |_| {});
+    rig.put("old", b"what was there");
+    rig.drain();
+    let fh = rig.create("new");
+    for (index, piece) in noise(9, 900 * KIB).chunks(100_000).enumerate() {
+        rig.write(fh, index as u64 * 100_000, piece);
+    }
+    let size = SetAttr { size: Some(100_000), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino("new"), &size).unwrap();
+    rig.write(fh, 300_000, b"its end");
+    rig.node().release(fh);
+    let (node, new) = (rig.node().clone(), rig.ino("new"));
+    let (told, done) = std::sync::mpsc::channel();
+    let also_told = told.clone();
+    let written = node.clone();
+    std::thread::spawn(move || {
+        // It is in the hands of a worker, or has its other name by then.
+        written.writeback().reconcile(new).ok();
+        told.send("written back").ok();
+    });
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        node.rename(&CONTEXT, (Ino::ROOT, b"new"), (Ino::ROOT, b"old"), 0).unwrap();
+        also_told.send("renamed").ok();
+    });
+    for _ in 0..2 {
+        done.recv_timeout(Duration::from_secs(30)).expect("one waits for the other");
+    }
+    rig.drain();
+    let mut wanted = noise(9, 900 * KIB)[..100_000].to_vec();
+    wanted.resize(300_000, 0);
+    wanted.extend_from_slice(b"its end");
+    same(&rig.plain("old"), &wanted, "in the backing store");
 }

@@ -109,6 +109,9 @@ impl FailedSyncs {
 impl Residency {
     /// Carries out a sync of something that a file has here. A failure is remembered; while one is, no
     /// sync of the file succeeds.
+    ///
+    /// It waits for other syncs of the file: whoever needs its map of extents as well locks that before, as
+    /// `sync` must not wait for it.
     pub(crate) fn heeding(
         &self,
         file: &File,
@@ -146,7 +149,8 @@ impl Residency {
         presence: &RwLock<Presence>,
         object: &dyn Object,
     ) -> Result<()> {
-        self.heeding(file, || presence.write().sync(object))
+        let mut presence = presence.write();
+        self.heeding(file, || presence.sync(object))
     }
 
     /// Makes a spill file durable.
@@ -183,12 +187,16 @@ impl Residency {
             let opens = file.opens.lock();
             opens.writers > 0 && opens.passes_to_object()
         };
+        let mut presence = place.and_then(|place| place.presence.as_ref()).map(RwLock::write);
         // A sync that fails meanwhile is of another time.
         let _none_under_way = file.syncing.write();
         if let Some(place) = place {
             let alone = !by_kernel && !self.maybe_stored_into(file, place);
             let _one_at_a_time = file.times.lock();
             Self::write_object_again(place, alone)?;
+        }
+        if let Some(presence) = &mut presence {
+            presence.save_all()?;
         }
         if let Some(spill) = spill {
             spill.write_again()?;
@@ -204,9 +212,13 @@ impl Residency {
         if !self.failed_syncs.has(file.ino) {
             return Ok(());
         }
+        let mut presence = place.presence.as_ref().map(RwLock::write);
         let _none_under_way = file.syncing.write();
         let alone = !self.maybe_stored_into(file, place);
         Self::write_object_again(place, alone)?;
+        if let Some(presence) = &mut presence {
+            presence.save_all()?;
+        }
         self.failed_syncs.forget(file.ino);
         Ok(())
     }
@@ -218,9 +230,6 @@ impl Residency {
             // Of a writer beside this one nobody can tell which time is his.
             place.object.set_times(None, Some(mtime))?;
         }
-        match &place.presence {
-            Some(presence) => Ok(presence.write().save_all()?),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

@@ -163,15 +163,15 @@ impl Residency {
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
         let Some(presence) = &place.presence else { return self.sync_object(file, place, true) };
-        self.heeding(file, || {
-            presence.write().begin_sync();
-            // Readers are not held up meanwhile.
-            if let Err(error) = place.object.sync(true) {
-                presence.write().abort_sync();
-                return Err(error);
-            }
-            presence.write().finish_sync()
-        })
+        presence.write().begin_sync();
+        // Readers are not held up meanwhile.
+        let synced = self.sync_object(file, place, true);
+        let mut presence = presence.write();
+        if synced.is_err() {
+            presence.abort_sync();
+            return synced;
+        }
+        self.heeding(file, || presence.finish_sync())
     }
 
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
