@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_node::{Ino, SetAttr};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
+use rustix::fs::XattrFlags;
 
 const BEFORE: &[u8] = b"what was there";
 
@@ -128,6 +129,70 @@ fn attributes_of_a_file_when_its_known_name_goes_then_its_other_has_them() {
     let mut value = [0; 16];
     let length = rustix::fs::getxattr(rig.backing().join("b/x"), "user.k", &mut value).unwrap();
     assert_eq!(&value[..length], b"value");
+}
+
+/// The file that takes the name was changed before, so that its turn comes first.
+#[test]
+fn changes_of_a_file_when_one_that_waits_already_takes_its_known_name_then_its_other_has_them() {
+    for is_removed_before in [false, true] {
+        let rig = rig();
+        let (dir, known) = (rig.ino("a"), at(&rig, "a", "x").expect("there"));
+        let heir = rig.node().create_and_open(&CONTEXT, dir, b"heir", (0o644, 0), libc::O_RDWR);
+        rig.node().release(heir.unwrap().1.fh);
+        rig.drain();
+        let heir = at(&rig, "a", "heir").expect("made");
+        let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, heir, &mode(0o640)).unwrap();
+        rig.node().setattr(&CONTEXT, known, &mode(0o600)).unwrap();
+        rig.node().set_xattr(&CONTEXT, known, (b"user.k", b"value"), 0, false).unwrap();
+        let opened = rig.node().open(&CONTEXT, known, libc::O_RDWR).unwrap();
+        rig.write(opened.fh, BEFORE.len() as u64, b", and more");
+        rig.node().release(opened.fh);
+        if is_removed_before {
+            rig.node().unlink(&CONTEXT, dir, b"x").unwrap();
+        }
+        rig.node().rename(&CONTEXT, (dir, b"heir"), (dir, b"x"), 0).unwrap();
+        rig.node().writeback().reconcile(heir).unwrap();
+        rig.drain();
+        let found = std::fs::metadata(rig.backing().join("b/x")).unwrap();
+        assert_eq!((found.permissions().mode() & 0o777, found.nlink()), (0o600, 1));
+        assert_eq!((rig.plain("b/x"), rig.plain("a/x")), (AFTER.to_vec(), Vec::new()));
+        let mut value = [0; 16];
+        let length = rustix::fs::getxattr(rig.backing().join("b/x"), "user.k", &mut value).unwrap();
+        assert_eq!(&value[..length], b"value");
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
+    }
+}
+
+/// The file keeps its inode in the backing store, and with it what it had there.
+#[test]
+fn extended_attribute_that_is_removed_when_bytes_of_a_file_with_two_names_change_then_it_is_gone() {
+    for is_changed_first in [true, false] {
+        let rig = rig();
+        for name in ["user.k", "user.l"] {
+            let below = rig.backing().join("a/x");
+            rustix::fs::setxattr(below, name, b"value", XattrFlags::empty()).unwrap();
+        }
+        let known = at(&rig, "a", "x").expect("there");
+        let append = || {
+            let opened = rig.node().open(&CONTEXT, known, libc::O_RDWR).unwrap();
+            rig.write(opened.fh, BEFORE.len() as u64, b", and more");
+            rig.node().release(opened.fh);
+        };
+        if is_changed_first {
+            append();
+        }
+        rig.node().remove_xattr(&CONTEXT, known, b"user.k").unwrap();
+        if !is_changed_first {
+            append();
+        }
+        rig.drain();
+        assert_eq!(rig.plain("b/x"), AFTER);
+        let mut names = [0; 64];
+        let length = rustix::fs::listxattr(rig.backing().join("b/x"), &mut names).unwrap();
+        let names = String::from_utf8_lossy(&names[..length]).into_owned();
+        assert!(names.contains("user.l") && !names.contains("user.k"), "{names}");
+    }
 }
 
 /// Nothing is left on the tier of what is gone for good, and nothing in the backlog if others remove the other

@@ -224,10 +224,14 @@ fn is_empty_claim(record: &Record, found: &forebay_store::Attributes) -> bool {
 
 /// The backing store has this version: bytes, attributes and extended attributes.
 fn all_written(work: &mut Work<'_>, print: Fingerprint, clean: bool) {
+    // A file that was written in place still has extended attributes that were removed here.
+    let is_new = work.record.backing.fingerprint.is_none_or(|known| !known.same_inode(&print));
     work.settled(print);
     if clean {
         work.bytes_done();
     }
     work.attributes_done();
-    work.xattrs_done();
+    if is_new {
+        work.xattrs_done();
+    }
 }

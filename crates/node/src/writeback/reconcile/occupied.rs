@@ -10,7 +10,7 @@ use super::MAX_PARENTS;
 use super::identity::{is_own, may_be_ours};
 use super::names::os;
 use super::owned::Owned;
-use super::work::Work;
+use super::work::{Step, Work};
 use crate::error::{NodeError, Result};
 use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
@@ -95,6 +95,11 @@ impl Writeback {
             return Ok(Some(Room::Unreported));
         }
         if removed {
+            let written = self.write_for_unseen_names(&mut other, depth);
+            if !matches!(written, Ok(Step::Done)) {
+                work.also(owned, other);
+                return written.map(|_| Some(Room::Unreported));
+            }
             return self.replace_or_remove(work, link, dir, owned, other).map(Some);
         }
         if let Some(found) = found {

@@ -21,15 +21,8 @@ impl Writeback {
     /// Takes the names of an inode that has none here.
     pub(super) fn remove<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let is_file = work.record.attr.kind == FileKind::Regular;
-        if work.record.has_unseen_names() {
-            // They show what was changed here.
-            if !work.record.dirty && self.residency.settle_if_unsettled(work.ino())? {
-                return Err(NodeError::Busy);
-            }
-            if self.write_bytes(work, depth)? == Step::Again {
-                return Ok(Step::Again);
-            }
-            self.write_attributes(work)?;
+        if self.write_for_unseen_names(work, depth)? == Step::Again {
+            return Ok(Step::Again);
         }
         if work.record.orphan && is_file {
             return self.hide(work);
@@ -65,6 +58,26 @@ impl Writeback {
                 }
             }
         }
+        Ok(Step::Done)
+    }
+
+    /// What was changed here of a file shows under its names that nobody has looked at: it is written before
+    /// the last one that is known goes.
+    pub(super) fn write_for_unseen_names<'a>(
+        &'a self,
+        work: &mut Work<'a>,
+        depth: usize,
+    ) -> Result<Step> {
+        if !work.record.has_unseen_names() {
+            return Ok(Step::Done);
+        }
+        if !work.record.dirty && self.residency.settle_if_unsettled(work.ino())? {
+            return Err(NodeError::Busy);
+        }
+        if self.write_bytes(work, depth)? == Step::Again {
+            return Ok(Step::Again);
+        }
+        self.write_attributes(work)?;
         Ok(Step::Done)
     }
 
