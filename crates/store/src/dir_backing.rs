@@ -185,6 +185,19 @@ impl DirBacking {
         Ok(())
     }
 
+    /// Opens a file of which another program has a lease, once that has given it up; the system waits for
+    /// that no longer than `/proc/sys/fs/lease-break-time`. Only a file can have one, and the handle is of
+    /// one, so that nothing else makes the open wait.
+    fn open_leased(&self, dir: &Dir, name: &OsStr, mode: OFlags) -> rustix::io::Result<OwnedFd> {
+        let handle = self.path_handle(dir, name)?;
+        if FileKind::from_mode(fs::fstat(&handle)?.st_mode) != Some(FileKind::Regular) {
+            return Err(Errno::AGAIN);
+        }
+        let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        let flags = mode | OFlags::NOCTTY | OFlags::CLOEXEC;
+        retry(|| fs::open(&path, flags, Mode::empty()))
+    }
+
     fn path_handle(&self, dir: &Dir, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         if name.is_empty() {
             return dir.0.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO));
@@ -363,8 +376,11 @@ impl BackingStore for DirBacking {
             Access::Read => OFlags::RDONLY,
             Access::ReadWrite => OFlags::RDWR,
         };
-        let fd = open_beneath(dir.as_fd(), name, mode | OFlags::NONBLOCK | OFlags::NOCTTY)
-            .map_err(err)?;
+        let fd = match open_beneath(dir.as_fd(), name, mode | OFlags::NONBLOCK | OFlags::NOCTTY) {
+            Err(Errno::AGAIN) => self.open_leased(dir, name, mode),
+            fd => fd,
+        };
+        let fd = fd.map_err(err)?;
         let file = LocalFile::with_births(fd, self.describe(dir, name), self.births);
         if file.stat()?.kind != FileKind::Regular {
             return Err(err(Errno::INVAL));
