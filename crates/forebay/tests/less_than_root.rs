@@ -7,6 +7,7 @@ mod site;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
+use std::time::Duration;
 
 use site::*;
 
@@ -134,6 +135,58 @@ fn directories_that_a_plain_user_has_closed_when_their_modes_come_first_then_all
 #[test]
 fn files_that_a_plain_user_has_closed_when_changed_then_all_gets_there() {
     assert_as_in_a_plain_directory(&CLOSED_FILES, true);
+}
+
+/// The daemon of a user's mount, who restarts it, and who sends its notices.
+fn served_by(site: &Site) -> Vec<i32> {
+    let mountpoint = site.text("mnt");
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|process| {
+        let process = process.ok()?.path();
+        let command = fs::read_to_string(process.join("cmdline")).ok()?;
+        let serves = command.starts_with("forebay") && command.contains(&mountpoint);
+        serves.then(|| process.file_name()?.to_str()?.parse().ok()).flatten()
+    });
+    processes.collect()
+}
+
+#[test]
+fn mount_of_a_plain_user_when_it_died_with_changes_in_a_closed_directory_then_it_goes_on() {
+    for (tier, sync) in [("64M", ""), ("1M", "sync mnt/top/closed/large")] {
+        let Some(site) = site_of_the_user() else { return };
+        let mount =
+            format!(r#""$F" mount backing mnt --tier "$S/home/tier={tier}" --writeback 30s"#);
+        let script = |script: &str| as_user(&site, &format!("set -e; cd \"$S\"; {script}"));
+        let (code, text) = script(&format!(
+            r#"[ -r /dev/fuse ] && [ -w /dev/fuse ] || {{ echo "no device"; exit 0; }}
+            mkdir -p backing/top/closed; echo one >backing/top/closed/file
+            {mount}
+            echo two >>mnt/top/closed/file; seq 400000 >mnt/top/closed/large; {sync}
+            chmod 000 mnt/top/closed; chmod 500 mnt/top"#
+        ));
+        if text.contains("no device") {
+            eprintln!("skipped: plain users may not use /dev/fuse");
+            return;
+        }
+        assert_eq!(code, 0, "{text}");
+        let mode = |dir: &str| about(&site.path("backing").join(dir)).3;
+        let is_closed = || (mode("top"), mode("top/closed")) == (0o500, 0);
+        assert!(wait_for(Duration::from_secs(20), is_closed), "their modes are written back");
+        for process in served_by(&site) {
+            signal(process, rustix::process::Signal::KILL);
+        }
+        assert!(wait_for(Duration::from_secs(20), || served_by(&site).is_empty()));
+        let (code, text) = script(&format!(
+            r#"{mount}
+            chmod 700 mnt/top mnt/top/closed
+            tail -n 1 mnt/top/closed/large; chmod 000 mnt/top/closed
+            "$F" umount --timeout 60s mnt; echo drained"#
+        ));
+        assert!(code == 0 && text.contains("400000") && text.contains("drained"), "{text}");
+        let closed = site.path("backing/top/closed");
+        assert_eq!(fs::read_to_string(closed.join("file")).unwrap(), "one\ntwo\n");
+        assert_eq!(fs::read_to_string(closed.join("large")).unwrap().lines().count(), 400_000);
+        assert_eq!((mode("top"), mode("top/closed")), (0o700, 0));
+    }
 }
 
 #[test]

@@ -108,6 +108,10 @@ impl AboveResidency for Upper {
         self.node()?.writeback.backing_dir(dir)
     }
 
+    fn open_closed_dirs(&self, record: &Record) -> Result<bool> {
+        self.node()?.writeback.open_closed_dirs(record)
+    }
+
     fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         self.node()?.writeback.open_version(ino)
     }

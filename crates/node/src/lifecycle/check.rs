@@ -7,7 +7,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Record, Seq};
-use forebay_store::backing::Access;
 use forebay_store::recover::{self, Aside, Class, Finding};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
@@ -675,13 +674,9 @@ impl Check<'_> {
                     path.push(b'/');
                 }
                 path.extend_from_slice(&link.name);
-                let Ok(Some(file)) = doubt::open_below(backing, &path, Access::Read) else {
-                    return false;
-                };
-                file.stat().is_ok_and(|found| {
-                    is_pending(record, &found)
-                        || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))
-                })
+                let Ok(Some(found)) = doubt::stat_below(backing, &path) else { return false };
+                is_pending(record, &found)
+                    || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))
             })
         })
     }

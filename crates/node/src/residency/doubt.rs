@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{MetaStore, Queue, Record};
-use forebay_store::backing::Access;
-use forebay_store::{BackingFile, BackingStore, Object, Tier};
+use forebay_store::backing::{Access, Dir};
+use forebay_store::{Attributes, BackingFile, BackingStore, Object, Tier};
 use forebay_types::{FileKind, Fingerprint};
 
 use crate::error::Result;
@@ -79,13 +79,24 @@ pub(crate) fn open_below(
     path: &[u8],
     access: Access,
 ) -> Result<Option<std::sync::Arc<dyn BackingFile>>> {
+    let Some((dir, name)) = place_below(backing, path)? else { return Ok(None) };
+    Ok(Some(backing.open_file(&dir, name, access)?))
+}
+
+/// The attributes of what has a path in the backing store.
+pub(crate) fn stat_below(backing: &dyn BackingStore, path: &[u8]) -> Result<Option<Attributes>> {
+    let Some((dir, name)) = place_below(backing, path)? else { return Ok(None) };
+    Ok(Some(backing.stat(&dir, name)?))
+}
+
+fn place_below<'p>(backing: &dyn BackingStore, path: &'p [u8]) -> Result<Option<(Dir, &'p OsStr)>> {
     let mut dir = backing.root();
     let mut parts: Vec<&OsStr> = path.split(|&byte| byte == b'/').map(OsStr::from_bytes).collect();
     let Some(name) = parts.pop() else { return Ok(None) };
     for part in parts {
         dir = backing.open_dir(&dir, part)?;
     }
-    Ok(Some(backing.open_file(&dir, name, access)?))
+    Ok(Some((dir, name)))
 }
 
 fn is_equal(object: &dyn Object, file: &dyn BackingFile, range: Range<u64>) -> Result<bool> {

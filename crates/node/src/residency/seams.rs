@@ -149,6 +149,10 @@ pub(crate) trait AboveResidency: Send + Sync {
     /// A directory as it stands now in the backing store.
     fn backing_dir(&self, dir: Ino) -> Result<Dir>;
 
+    /// After a refusal: opens the directories above a file to their owner, if he is this user and has
+    /// closed them. Whether there were any.
+    fn open_closed_dirs(&self, record: &Record) -> Result<bool>;
+
     /// A file of the backing store, wherever it stands now.
     fn open_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>>;
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{Link, Queue, Record};
-use forebay_store::backing::Access;
 use forebay_store::{Attributes, ErrorClass, Header, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
@@ -22,7 +21,7 @@ use crate::residency::Residency;
 use crate::residency::charge::blocks_of_gap_write;
 use crate::residency::data::BLOCK;
 use crate::residency::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
-use crate::residency::doubt::open_below;
+use crate::residency::doubt::stat_below;
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
 use crate::residency::room::{no_room, write_all, write_what_fits};
@@ -521,16 +520,32 @@ impl Residency {
     /// The version in the backing store that the spill file of a file has become, if its
     /// publication was the last thing that an earlier daemon did.
     pub(crate) fn published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
+        match self.find_published_spill(record) {
+            Err(error)
+                if error.class() == Some(ErrorClass::Denied)
+                    && self.above.open_closed_dirs(record)? =>
+            {
+                self.find_published_spill(record)
+            }
+            found => found,
+        }
+    }
+
+    fn find_published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
         let noted = self.meta.setting(&spill_setting(record.ino))?;
         let Some(noted) = noted.as_deref().and_then(noted_inode) else { return Ok(None) };
         for link in record.links.iter().chain(&record.backing.links) {
-            let Ok(dir) = self.above.backing_dir(link.parent) else {
-                // Made for it, perhaps, and not reported: the inode is proof enough.
-                let found = self.stat_by_path(link);
-                match found.filter(|found| found.fingerprint().same_inode(&noted)) {
-                    Some(found) => return Ok(Some(found)),
-                    None => continue,
+            let dir = match self.above.backing_dir(link.parent) {
+                Err(error) if error.class() == Some(ErrorClass::Denied) => return Err(error),
+                Err(_) => {
+                    // Made for it, perhaps, and not reported: the inode is proof enough.
+                    let found = self.stat_by_path(link);
+                    match found.filter(|found| found.fingerprint().same_inode(&noted)) {
+                        Some(found) => return Ok(Some(found)),
+                        None => continue,
+                    }
                 }
+                Ok(dir) => dir,
             };
             match self.backing.stat(&dir, OsStr::from_bytes(&link.name)) {
                 Ok(found) if found.fingerprint().same_inode(&noted) => return Ok(Some(found)),
@@ -548,7 +563,7 @@ impl Residency {
             path.push(b'/');
         }
         path.extend_from_slice(&link.name);
-        open_below(&*self.backing, &path, Access::Read).ok().flatten()?.stat().ok()
+        stat_below(&*self.backing, &path).ok().flatten()
     }
 
     /// The record follows the publication of its spill file.

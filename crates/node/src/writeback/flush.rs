@@ -467,6 +467,8 @@ impl Writeback {
             target,
         );
         let flushed = match published {
+            // Whoever opens the directory begins anew.
+            Err(error) if error.class() == Some(ErrorClass::Denied) => return Err(error),
             // Before anybody can write to it again: an error may come after the deed.
             Err(error) => match self.residency.published_spill(record) {
                 Ok(Some(found)) => Flushed::Done { fingerprint: found.fingerprint(), clean: false },

@@ -30,7 +30,7 @@ const OPEN_FILE: u32 = 0o600;
 impl Writeback {
     /// After a refusal: opens the directories on the way to an inode, and itself, if they are this user's
     /// and he has closed them. Says whether there were any.
-    pub(super) fn open_closed_dirs(&self, record: &Record) -> Result<bool> {
+    pub(crate) fn open_closed_dirs(&self, record: &Record) -> Result<bool> {
         self.open_dirs(record, |_| OPEN)
     }
 

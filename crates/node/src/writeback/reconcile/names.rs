@@ -157,7 +157,16 @@ impl Writeback {
 
     /// What the backing store has under a name of `record`, if anything.
     pub(crate) fn found_under(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
-        Ok(self.look_at(record, link)?.map(|(_, _, found)| found))
+        let found = match self.look_at(record, link) {
+            Err(error)
+                if error.class() == Some(ErrorClass::Denied)
+                    && self.open_closed_dirs(record)? =>
+            {
+                self.look_at(record, link)?
+            }
+            found => found?,
+        };
+        Ok(found.map(|(_, _, found)| found))
     }
 
     /// Gives the inode the names that it should have in the backing store, and takes the others.
