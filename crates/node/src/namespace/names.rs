@@ -52,13 +52,18 @@ pub(crate) enum Found {
     Created(Arc<Record>),
 }
 
+/// What a rename moves, and what it replaces.
+struct Ends {
+    source: Arc<Record>,
+    target: Option<Arc<Record>>,
+}
+
 impl Node {
     /// The inode behind a name; `None` if there is none. `.` is the inode itself, of whatever kind, and
     /// `..` its directory: so the kernel asks for what a file handle means.
     ///
     /// # Errors
-    /// `MustWait` when the name has to be looked up in the backing store; what that says. `ESTALE` for
-    /// an inode that has no name any more.
+    /// What the backing store says. `ESTALE` for an inode that has no name any more.
     pub fn lookup(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Option<Stat>> {
         if let b"." | b".." = name {
             let mut record = self.record(dir)?;
@@ -281,7 +286,8 @@ impl Node {
             return Err(Errno::PERM.into());
         }
         self.given_up.check(context)?;
-        self.residency.begin_link(context, &before)?;
+        // As it is now, however long the name was looked for.
+        self.residency.begin_link(context, &*self.record(ino)?)?;
         let record = self.meta.link(ino, dir, name, clock::wall_time())?;
         self.queue(&record);
         Ok(self.stat(&record))
@@ -384,23 +390,30 @@ impl Node {
     pub fn rename(
         &self,
         context: &Context,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
+        self.rename_once(context, from, to, flags, &mut || Ok(()))
+    }
+
+    /// As [`Node::rename`]. When nothing is to be waited for any more, right before the names change,
+    /// `before` is called: for what nobody else can have meanwhile.
+    ///
+    /// # Errors
+    /// As [`Node::rename`]; that of `before`.
+    pub fn rename_once(
+        &self,
+        context: &Context,
         (from_dir, from): (Ino, &[u8]),
         (to_dir, to): (Ino, &[u8]),
         flags: u32,
+        before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         let flags = rename_flags(flags)?;
         self.check_new_name(to_dir, to)?;
-        let source = self.existing(context, from_dir, from)?;
-        let target = self.writeback.find(context, to_dir, to)?;
-        match &target {
-            None if flags.exchange => return Err(Errno::NOENT.into()),
-            Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
-            Some(target) if target.ino == source.ino => return Ok(()),
-            Some(target) if !flags.exchange && target.is_directory() => {
-                self.writeback.ensure_listed(context, target.ino)?;
-            }
-            _ => {}
-        }
+        let ends = self.ends_of_rename(context, (from_dir, from), (to_dir, to), flags)?;
+        let Some(Ends { source, target }) = ends else { return before() };
         self.given_up.check(context)?;
         let (stands, at) = (Link::new(from_dir, from), Link::new(to_dir, to));
         let replacing = match (flags.exchange, target.as_deref()) {
@@ -411,13 +424,14 @@ impl Node {
         };
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
-        let before = target.map(|target| self.stat(&target));
-        let seen = before.as_ref().map(|before| before.ino);
-        let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::Regular);
+        let known = target.map(|target| self.stat(&target));
+        let seen = known.as_ref().map(|known| known.ino);
+        let file = known.as_ref().is_some_and(|known| known.attr.kind == FileKind::Regular);
         let lingers = file && !flags.exchange;
         let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
         let now = clock::wall_time();
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
+            before()?;
             let flags = RenameFlags { durable, ..flags };
             Ok(self.meta.rename(from_dir, from, to_dir, to, flags, now, &in_use)?)
         })?;
@@ -433,10 +447,10 @@ impl Node {
         }
         if let Some(replaced) = &renamed.replaced {
             // Another inode than the one seen before, if somebody else was quicker.
-            let before = before
-                .filter(|before| before.ino == replaced.record.ino)
+            let known = known
+                .filter(|known| known.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
-            self.after_removal(before, replaced);
+            self.after_removal(known, replaced);
             if seen == Some(replaced.record.ino) {
                 self.names.removed_inodes.remember_xattrs(replaced.record.ino, xattrs);
             }
@@ -445,6 +459,34 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// What a rename moves, and what it replaces, as they are when nothing of it is to be waited for any
+    /// more; `None` if they are the same.
+    fn ends_of_rename(
+        &self,
+        context: &Context,
+        (from_dir, from): (Ino, &[u8]),
+        (to_dir, to): (Ino, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<Option<Ends>> {
+        loop {
+            let waited = context.may_wait();
+            let source = self.existing(context, from_dir, from)?;
+            let target = self.writeback.find(context, to_dir, to)?;
+            match &target {
+                None if flags.exchange => return Err(Errno::NOENT.into()),
+                Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
+                Some(target) if target.ino == source.ino => return Ok(None),
+                Some(target) if !flags.exchange && target.is_directory() => {
+                    self.writeback.ensure_listed(context, target.ino)?;
+                }
+                _ => {}
+            }
+            if waited == context.may_wait() {
+                return Ok(Some(Ends { source, target }));
+            }
+        }
     }
 
     /// A file is about to take a name, which may be another one's.

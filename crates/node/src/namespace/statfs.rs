@@ -62,7 +62,7 @@ impl Node {
     /// a little old, and are refreshed in the background.
     ///
     /// # Errors
-    /// `MustWait` for the first time; what the backing store says.
+    /// What the backing store says.
     pub fn statfs(&self, context: &Context) -> Result<Statfs> {
         let last = *self.names.statfs.last.lock();
         let Some((statfs, at)) = last else {
@@ -73,6 +73,12 @@ impl Node {
             self.refresh_statfs_later();
         }
         Ok(statfs)
+    }
+
+    /// Waits if [`Node::statfs`] would have to: for who will ask with a lock in hand.
+    pub(crate) fn expect_statfs(&self, context: &Context) -> Result<()> {
+        let is_known = self.names.statfs.last.lock().is_some();
+        if is_known { Ok(()) } else { context.wait() }
     }
 
     fn refresh_statfs(&self) -> Result<Statfs> {

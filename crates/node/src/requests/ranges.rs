@@ -36,7 +36,7 @@ impl Node {
     /// has it, the file is only made longer, if the backing store has the room at present.
     ///
     /// # Errors
-    /// `MustWait`; `EOPNOTSUPP` for modes other than allocation, holes and zeros; `ENOSPC` when
+    /// `EOPNOTSUPP` for modes other than allocation, holes and zeros; `ENOSPC` when
     /// neither the tiers nor the backing store have room.
     pub fn fallocate(
         &self,
@@ -85,8 +85,8 @@ impl Node {
         }
         let file = handle.file.clone();
         drop(handle);
-        if !context.may_wait && file.location.try_write().is_none() {
-            return Err(NodeError::MustWait);
+        if !context.may_wait() && file.location.try_write().is_none() {
+            context.wait()?;
         }
         self.drop_privileges(context, &file)?;
         let record = self.meta.get(file.ino)?;
@@ -111,6 +111,9 @@ impl Node {
         }
         if file.location.read().place.is_none() {
             context.wait()?;
+        }
+        if !(punch || zero) {
+            self.expect_statfs(context)?;
         }
         fail_at!("node.range.begin");
         {
@@ -227,7 +230,7 @@ impl Node {
     /// The next data or hole at or after `offset`. What is not on a tier counts as the base says.
     ///
     /// # Errors
-    /// `ENXIO` beyond the end, or when only a hole follows; `MustWait`.
+    /// `ENXIO` beyond the end, or when only a hole follows.
     pub fn seek(&self, context: &Context, fh: u64, offset: u64, whence: i32) -> Result<u64> {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
@@ -251,12 +254,14 @@ impl Node {
     }
 
     fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
-        let location = file.location_for(context)?;
+        let mut location = file.location_for(context)?;
+        if location.place.is_none() && !matches!(location.base, Underlay::Zeros) {
+            location = file.wait_with(context, location)?;
+        }
         let Some(place) = &location.place else {
             let found = match &location.base {
                 Underlay::Zeros => None,
                 Underlay::Spill(spill) => {
-                    context.wait()?;
                     let (len, bytes) = (spill.size_and_mtime().0, &**spill.file());
                     spill.with_map(|map| match map {
                         Some(has) => seek_in_parts(has, bytes, offset..len, what),
@@ -264,7 +269,6 @@ impl Node {
                     })?
                 }
                 Underlay::Backing(opened) => {
-                    context.wait()?;
                     seek_in(&*self.residency.opened_base(file, opened)?, offset, what)?
                 }
             };
