@@ -7,15 +7,33 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, SetAttr};
+use forebay_node::{Context, Ino, Result, SetAttr, Waiter};
 use forebay_store::decorators::{Operation, Stuck, Transparent};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
 /// Fail points are the process's.
 static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-/// A request that has a number, by which it is given up.
-const LATE: Context = Context { request: 7, ..CONTEXT };
+/// A request that waits already and has a number, by which it is given up.
+const LATE: Context = Context { waiter: Some(&Numbered), ..CONTEXT };
+const NUMBER: u64 = 7;
+
+#[derive(Debug)]
+struct Numbered;
+
+impl Waiter for Numbered {
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+
+    fn number(&self) -> u64 {
+        NUMBER
+    }
+}
 
 /// Has `late` stop at a point; then it is given up, `newer` is done, and it may go on.
 fn given_up_at<T: Send>(
@@ -28,11 +46,11 @@ fn given_up_at<T: Send>(
     std::thread::scope(|scope| {
         let late = scope.spawn(late);
         std::thread::sleep(Duration::from_millis(200));
-        rig.node().give_up_request(LATE.request);
+        rig.node().give_up_request(NUMBER);
         newer();
         fail::remove(point);
         let outcome = late.join().unwrap();
-        rig.node().forget_request(LATE.request);
+        rig.node().forget_request(NUMBER);
         outcome
     })
 }
@@ -195,11 +213,11 @@ fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed(
             while stuck.waiting() == 0 && !late.is_finished() {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            rig.node().give_up_request(LATE.request);
+            rig.node().give_up_request(NUMBER);
             stuck.release();
             late.join().unwrap()
         });
-        rig.node().forget_request(LATE.request);
+        rig.node().forget_request(NUMBER);
         assert!(!done, "number {index} was carried out");
         assert_eq!(rig.get("a"), b"a");
         assert_eq!(rig.get("b"), b"b");

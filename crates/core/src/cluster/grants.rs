@@ -279,8 +279,7 @@ impl Grants {
     /// What is under a name is about to be moved to another, of a directory whose partition this node
     /// has a lease of, or has not. What the kernel keeps of the old
     /// name it will keep of the new one, so that must be granted before. Unless it is [`Moving::Again`],
-    /// nothing is granted of the old name until [`Grants::moved`], which must follow when the answer was sent,
-    /// or [`Grants::put_off`], when there is none yet.
+    /// nothing is granted of the old name until [`Grants::moved`], which must follow when the answer was sent.
     pub fn rename(
         &mut self,
         now: Tick,
@@ -331,15 +330,6 @@ impl Grants {
             if *mark == Mark::default() {
                 self.moving.remove(&name);
             }
-        }
-    }
-
-    /// A move was begun and has to wait: it is begun once more, of the same call of the kernel, which has
-    /// looked the name up as often as it does.
-    pub fn put_off(&mut self, now: Tick, dir: u64, name: &[u8]) {
-        if let Some(mark) = self.moving.get_mut(&(dir, name.into())) {
-            mark.moves = mark.moves.saturating_sub(1);
-            mark.looked_up = now.after(self.terms.patience);
         }
     }
 

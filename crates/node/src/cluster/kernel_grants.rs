@@ -93,7 +93,6 @@ impl KernelGrants {
                     key,
                     facts,
                     moved: None,
-                    put_off: false,
                     noted: false,
                 });
             }
@@ -130,7 +129,6 @@ impl KernelGrants {
             key,
             facts,
             moved,
-            put_off: false,
             noted: false,
         });
         Ok((grant, forget))
@@ -182,16 +180,14 @@ impl LeaseBasis {
     }
 }
 
-/// What the kernel is told of one partition and may keep: to be [`KernelGrant::answered`]. One of which
-/// nobody says so counts as answered when it goes, for the kernel may have the answer.
+/// What the kernel is told of one partition and may keep, until [`KernelGrant::answered`].
+#[must_use = "until it is answered nobody gets the lease"]
 pub struct KernelGrant {
     kernel_grants: Arc<KernelGrants>,
     key: (u16, u64),
     facts: Vec<(Fact, u64)>,
     /// Under which name the kernel had it until now.
     moved: Option<(u64, Box<[u8]>)>,
-    /// It is not moved yet.
-    put_off: bool,
     /// It was noted that the kernel was told.
     noted: bool,
 }
@@ -207,7 +203,9 @@ impl KernelGrant {
     pub fn attributes_valid(&self) -> Duration {
         self.valid(0)
     }
-    /// The answer was sent: from here on the kernel has it.
+
+    /// The answer was sent: from here on the kernel has it. Or it never will be; whether the kernel has
+    /// it nobody asks then.
     pub fn answered(mut self) {
         self.note();
     }
@@ -221,17 +219,19 @@ impl KernelGrant {
         if !self.facts.is_empty() {
             grants.sent(now, self.key, &self.facts);
         }
-        match &self.moved {
-            Some((dir, name)) if self.put_off => grants.put_off(now, *dir, name),
-            Some((dir, name)) => grants.moved(*dir, name),
-            None => {}
+        if let Some((dir, name)) = &self.moved {
+            grants.moved(*dir, name);
         }
     }
 }
 
 impl Drop for KernelGrant {
+    /// One that a panic has taken away must not keep the lease from others for ever.
     fn drop(&mut self) {
-        self.note();
+        if !self.noted {
+            debug_assert!(std::thread::panicking(), "nobody said that it was answered");
+            self.note();
+        }
     }
 }
 
@@ -324,13 +324,9 @@ pub struct Renaming {
 }
 
 impl Renaming {
-    /// The call has to wait, and is begun once more from the beginning: the kernel need not look names
-    /// up for that, as it does so once for each call.
-    pub fn put_off(mut self) {
-        for mut grant in self.kernel_grants.drain(..) {
-            grant.put_off = true;
-            grant.answered();
-        }
+    /// They are not moved: the kernel is told of a failure.
+    pub fn fails(self) {
+        self.kernel_grants.into_iter().for_each(KernelGrant::answered);
     }
 }
 
@@ -408,9 +404,16 @@ impl Node {
         let mut renaming = Renaming::default();
         let moves = [Some((from, to)), exchange.then_some((to, from))];
         for (old, new) in moves.into_iter().flatten() {
-            let (grant, forget) = cluster.kernel_grants.rename(old, basis(new.0), new)?;
-            renaming.kernel_grants.extend(grant);
-            renaming.forget.extend(forget);
+            match cluster.kernel_grants.rename(old, basis(new.0), new) {
+                Ok((grant, forget)) => {
+                    renaming.kernel_grants.extend(grant);
+                    renaming.forget.extend(forget);
+                }
+                Err(error) => {
+                    renaming.fails();
+                    return Err(error);
+                }
+            }
         }
         Ok(renaming)
     }
@@ -485,19 +488,6 @@ mod tests {
         }
         let of = |batch: Batch| batch.facts.into_iter().map(|(fact, _)| fact).collect();
         batches.all.into_iter().map(|batch| (batch.key.0, of(batch))).collect()
-    }
-
-    #[test]
-    fn rename_that_has_to_wait_when_it_comes_again_then_fails_no_second_time() {
-        let kernel_grants = KernelGrants::new();
-        let facts = vec![(Fact::Name(1, b"a"[..].into()), nanoseconds(Duration::from_secs(5)))];
-        drop(kernel_grants.grant(vec![Batch { key: (Ino(1).partition(), 3), facts }], None));
-        let rename = || kernel_grants.rename((Ino(1), b"a"), None, (Ino(1), b"b"));
-        assert!(rename().is_err(), "the kernel looks the name up");
-        let (grant, _) = rename().expect("it has");
-        Renaming { kernel_grants: grant.into_iter().collect(), forget: Vec::new() }.put_off();
-        let (grant, _) = rename().expect("of the same call");
-        drop(grant);
     }
 
     #[test]

@@ -378,7 +378,7 @@ impl Node {
     /// A process has closed a file: its locks of ranges go, whichever of its handles it was.
     ///
     /// # Errors
-    /// `MustWait` if it has any and the caller may not wait.
+    /// As [`Context::wait`], if it has any.
     pub fn unlock_all(&self, context: &Context, ino: Ino, owner: u64) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         if !cluster.locks.has(ino, Family::Ranges, owner) {

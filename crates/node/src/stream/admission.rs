@@ -58,7 +58,7 @@ impl Node {
     /// when opened need none.
     ///
     /// # Errors
-    /// `MustWait` when the attributes have to be read from the backing store.
+    /// What the backing store says to who reads the attributes.
     pub(crate) fn stream_rate(&self, context: &Context, record: &Record) -> Result<Option<u64>> {
         let plain = record.attr.kind == FileKind::Regular
             && record.attr.size > self.config.fetch_on_open_bytes

@@ -334,23 +334,6 @@ fn name_when_moved_where_it_cannot_be_granted_then_looked_up_before_and_else_for
     let Moving::Granted(..) = rename(&mut grants, 8, Some(10 * TTL)) else { panic!("not granted") };
 }
 
-/// A kernel makes a call twice at most: one that has to wait for a slow device between two attempts of
-/// the node is the same call.
-#[test]
-fn name_when_its_move_has_to_wait_then_the_kernel_need_not_look_it_up_a_second_time() {
-    let mut grants = Grants::new(Terms::default());
-    assert!(grant(&mut grants, at(0), (7, 1), entry(0), false));
-    sent(&mut grants, at(0), (7, 1), entry(0));
-    let rename = |grants: &mut Grants, ms| grants.rename(at(ms), (7, (7, b"a")), (None, (8, b"b")));
-    assert_eq!(rename(&mut grants, 1), Moving::Again);
-    assert_eq!(rename(&mut grants, 2), Moving::Forget(entry(5)));
-    grants.put_off(at(3), 7, b"a");
-    assert!(!grant(&mut grants, at(3), (7, 1), entry(0), false), "it is about to be moved");
-    assert_eq!(rename(&mut grants, 4), Moving::Forget(entry(5)), "it was looked up");
-    grants.moved(7, b"a");
-    assert!(grant(&mut grants, at(5), (7, 1), entry(0), false));
-}
-
 #[test]
 fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_more() {
     let mut grants = Grants::new(Terms::default());
