@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_node::{
-    Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Renaming, Result, Stat, Teller,
+    Context, Ino, Kernel, NameIn, Node, NodeError, OpenMode, Opened, Renaming, Result, Stat, Teller,
 };
 use fusewire::{
     CopyRange, DirectoryBuffer, Entry, OpenInFlags, OpenOutFlags, Operation, Request, SetxattrFlags,
@@ -202,7 +202,7 @@ impl Serve<'_> {
                 Answer::Done
             }
             Operation::Rename { old, new_parent, new, flags } => {
-                self.rename((dir, old), (Ino(new_parent), new), flags)?
+                self.rename(NameIn::new(dir, old), NameIn::new(Ino(new_parent), new), flags)?
             }
             Operation::Link { node: ino, name } => {
                 let (ino, _) = forebay_node::of_node_id(ino);
@@ -213,7 +213,7 @@ impl Serve<'_> {
         })
     }
 
-    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
+    fn rename(&self, from: NameIn<'_>, to: NameIn<'_>, flags: u32) -> Result<Answer> {
         let exchange = flags & libc::RENAME_EXCHANGE != 0;
         let mut renaming = Renaming::default();
         // Not before: while names are about to be moved, other nodes wait for their leases.
@@ -248,7 +248,7 @@ impl Serve<'_> {
             Operation::Listxattr { size } => sized(node.list_xattrs(context, ino)?, size),
             Operation::Setxattr { name, value, flags, setxattr_flags } => {
                 let kill = setxattr_flags.contains(SetxattrFlags::ACL_KILL_SGID);
-                node.set_xattr(context, ino, (name, value), flags.cast_signed(), kill)?;
+                node.set_xattr(context, ino, name, value, flags.cast_signed(), kill)?;
                 Ok(Answer::Done)
             }
             Operation::Removexattr { name } => {

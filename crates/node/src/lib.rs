@@ -57,8 +57,8 @@ pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{
-    Attr, EngineError, Error as MetaError, Moment, NodeStatus, Owned, ServerLog, ServerReport,
-    Teller,
+    Attr, EngineError, Error as MetaError, Moment, NameIn, NodeStatus, Owned, ServerLog,
+    ServerReport, Teller,
 };
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, Result, SetAttr, Waiter};
+use forebay_node::{Context, Ino, NameIn, Result, SetAttr, Waiter};
 use forebay_store::decorators::{Operation, Stuck, Transparent};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -151,7 +151,7 @@ fn rename_that_was_given_up_while_it_synced_when_it_goes_on_then_a_newer_file_ke
     let _alone = ONE_AT_A_TIME.lock();
     let rig = Rig::small(16 * MIB);
     rig.put("from", b"old");
-    let (from, to) = ((Ino::ROOT, &b"from"[..]), (Ino::ROOT, &b"to"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"from"), NameIn::new(Ino::ROOT, b"to"));
     let outcome = given_up_at(
         "node.rename.decided",
         &rig,
@@ -175,7 +175,7 @@ fn file_that_is_synced_right_before_another_takes_its_name_then_that_one_is_dura
         node.fsync(&CONTEXT, old, false).unwrap();
     })
     .unwrap();
-    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"new"), NameIn::new(Ino::ROOT, b"name"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     fail::remove("node.rename.decided");
     assert_eq!(rig.ino("name"), ino);
@@ -194,7 +194,7 @@ fn rename_that_waits_when_its_file_is_another_one_then_that_one_is_durable_first
     rig.write(old, 0, &noise(2, 20_480));
     rig.node().fsync(&CONTEXT, old, false).unwrap();
     let newer = rig.ino("newer");
-    let at = |name: &'static str| (Ino::ROOT, name.as_bytes());
+    let at = |name: &'static str| NameIn::new(Ino::ROOT, name.as_bytes());
     let others = || rig.node().rename(&CONTEXT, at("newer"), at("new"), 0).unwrap();
     let waits = Meanwhile::others(&others);
     rig.node().rename(&waits.context(), at("new"), at("name"), 0).unwrap();
@@ -289,7 +289,7 @@ fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed(
     let root = Ino::ROOT;
     let late: [&(dyn Fn() -> bool + Sync); 6] = [
         &|| node.unlink(&LATE, root, b"a").is_ok(),
-        &|| node.rename(&LATE, (root, b"a"), (root, b"b"), 0).is_ok(),
+        &|| node.rename(&LATE, NameIn::new(root, b"a"), NameIn::new(root, b"b"), 0).is_ok(),
         &|| node.rmdir(&LATE, root, b"dir").is_ok(),
         &|| node.link(&LATE, rig.ino("b"), root, b"c").is_ok(),
         &|| node.mkdir(&LATE, root, b"d", 0o755, 0).is_ok(),

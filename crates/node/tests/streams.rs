@@ -73,8 +73,7 @@ impl Stage {
     }
 
     fn set_rate(&self, title: usize, rate: &str) -> Result<(), NodeError> {
-        let value = (RATE_NAME, rate.as_bytes());
-        self.node.set_xattr(&CONTEXT, self.ino(title), value, 0, false)
+        self.node.set_xattr(&CONTEXT, self.ino(title), RATE_NAME, rate.as_bytes(), 0, false)
     }
 
     fn state(&self, title: usize) -> String {
@@ -213,10 +212,11 @@ fn rates_when_senseless_or_without_streams_then_refused() {
         assert_eq!(errno(stage.set_rate(0, wrong)), libc::EINVAL, "{wrong}");
     }
     let dir = stage.node.mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
-    let on_dir = stage.node.set_xattr(&CONTEXT, dir, (RATE_NAME, b"1M"), 0, false);
+    let on_dir = stage.node.set_xattr(&CONTEXT, dir, RATE_NAME, b"1M", 0, false);
     assert_eq!(errno(on_dir), libc::EINVAL);
-    let state = (STATE_NAME, &b"admitted"[..]);
-    assert_eq!(errno(stage.node.set_xattr(&CONTEXT, stage.ino(0), state, 0, false)), libc::EPERM);
+    let ino = stage.ino(0);
+    let set = stage.node.set_xattr(&CONTEXT, ino, STATE_NAME, b"admitted", 0, false);
+    assert_eq!(errno(set), libc::EPERM);
     stage.set_rate(0, "1M").unwrap();
     stage.node.remove_xattr(&CONTEXT, stage.ino(0), RATE_NAME).unwrap();
     let without = Stage::with(1, 100_000, |_| {});

@@ -127,7 +127,7 @@ impl Node {
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
         if let Some(owner) = what.owner {
-            self.times_forwarded(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+            self.times_forwarded(owner, ino, times)?;
         }
         self.queue(&record);
         Ok(record)

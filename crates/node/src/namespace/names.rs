@@ -410,8 +410,8 @@ impl Node {
     pub fn rename(
         &self,
         context: &Context,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: u32,
     ) -> Result<()> {
         self.rename_once(context, from, to, flags, &mut || Ok(()))
@@ -425,14 +425,14 @@ impl Node {
     pub fn rename_once(
         &self,
         context: &Context,
-        (from_dir, from): (Ino, &[u8]),
-        (to_dir, to): (Ino, &[u8]),
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: u32,
         before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         let flags = rename_flags(flags)?;
-        self.check_new_name(to_dir, to)?;
-        let begun = self.begin_rename(context, (from_dir, from), (to_dir, to), flags)?;
+        self.check_new_name(to.dir, to.name)?;
+        let begun = self.begin_rename(context, from, to, flags)?;
         let Some(Begun { source, target, replacing }) = begun else { return before() };
         let leaving = target.as_ref().filter(|_| !flags.exchange);
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
@@ -445,12 +445,11 @@ impl Node {
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
             before()?;
             let flags = RenameFlags { durable, ..flags };
-            let (from, to) = (NameIn::new(from_dir, from), NameIn::new(to_dir, to));
             Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
-        self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
+        self.tell_of_moved(&renamed, from, to);
         if renamed.exchanged.is_none() {
-            self.writeback.conflict_name_went(from_dir, from);
+            self.writeback.conflict_name_went(from.dir, from.name);
         }
         self.queue(&renamed.moved);
         self.writeback.note_moved(&renamed.moved);
@@ -479,15 +478,15 @@ impl Node {
     fn begin_rename(
         &self,
         context: &Context,
-        (from_dir, from): (Ino, &[u8]),
-        (to_dir, to): (Ino, &[u8]),
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: RenameFlags,
     ) -> Result<Option<Begun>> {
-        let (stands, at) = (Link::new(from_dir, from), Link::new(to_dir, to));
+        let (stands, at) = (Link::new(from.dir, from.name), Link::new(to.dir, to.name));
         loop {
             let waited = context.may_wait();
-            let source = self.existing(context, from_dir, from)?;
-            let target = self.writeback.find(context, to_dir, to)?;
+            let source = self.existing(context, from.dir, from.name)?;
+            let target = self.writeback.find(context, to.dir, to.name)?;
             match &target {
                 None if flags.exchange => return Err(Errno::NOENT.into()),
                 Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
@@ -500,7 +499,7 @@ impl Node {
             self.given_up.check(context)?;
             let replacing = match (flags.exchange, target.as_deref()) {
                 (true, Some(other)) => {
-                    self.begin_exchange(context, (&source, &at), (other, &stands))?
+                    self.begin_exchange(context, &source, &at, other, &stands)?
                 }
                 (_, target) => self.begin_replacing(context, &source, target, &at)?,
             };
@@ -539,8 +538,10 @@ impl Node {
     fn begin_exchange(
         &self,
         context: &Context,
-        (one, at): (&Record, &Link),
-        (other, at_other): (&Record, &Link),
+        one: &Record,
+        at: &Link,
+        other: &Record,
+        at_other: &Link,
     ) -> Result<Replacing> {
         self.residency.begin_replacing(context, one, None, at)?;
         self.residency.begin_replacing(context, other, None, at_other)?;

@@ -182,7 +182,8 @@ impl Node {
         &self,
         context: &Context,
         ino: Ino,
-        (name, value): (&[u8], &[u8]),
+        name: &[u8],
+        value: &[u8],
         flags: i32,
         kill_setgid: bool,
     ) -> Result<()> {
@@ -197,7 +198,7 @@ impl Node {
             _ => return Err(Errno::INVAL.into()),
         };
         let set = self.with_known_xattrs(context, ino, |_| {
-            self.set_known_xattr(context, ino, (name, value), flags, kill_setgid)
+            self.set_known_xattr(context, ino, name, value, flags, kill_setgid)
         });
         match set {
             Err(error) => self.change_removed_xattrs(ino, error, |all| {
@@ -220,7 +221,8 @@ impl Node {
         &self,
         context: &Context,
         ino: Ino,
-        (name, value): (&[u8], &[u8]),
+        name: &[u8],
+        value: &[u8],
         flags: XattrFlags,
         kill_setgid: bool,
     ) -> Result<()> {

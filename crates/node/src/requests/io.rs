@@ -14,6 +14,7 @@ use crate::failpoints::fail_at;
 use crate::handles::OpenMode;
 use crate::metrics::Source;
 use crate::node::Node;
+use crate::patterns::Accessor;
 use crate::residency::Residency;
 use crate::residency::charge::STEP;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
@@ -50,9 +51,9 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         let handle = self.handle(fh)?;
-        let by = (fh, &*handle, context.pid);
+        let by = Accessor { fh, handle: &handle, pid: context.pid };
         if let Some(read) = self.read_forwarded(context, &handle, offset, buffer)? {
-            self.patterns.note(by, (offset, read), false, false);
+            self.patterns.note(by, offset, read, false, false);
             return Ok(read);
         }
         let file = &handle.file;
@@ -70,14 +71,14 @@ impl Node {
             if there {
                 let read = place.object.read_at(buffer, offset)?;
                 self.metrics.bytes.of(Source::Tier).add(read as u64);
-                self.patterns.note(by, (offset, read), false, true);
+                self.patterns.note(by, offset, read, false, true);
                 return Ok(read);
             }
         } else if matches!(location.base, Underlay::Zeros) {
             return Ok(0);
         }
         if let Some(stream) = handle.stream.get().cloned() {
-            self.patterns.note(by, (offset, buffer.len()), false, false);
+            self.patterns.note(by, offset, buffer.len(), false, false);
             // Neither the file nor the handle is kept from others while the stream is waited for.
             let file = file.clone();
             drop(location);
@@ -102,7 +103,7 @@ impl Node {
         };
         let read = self.residency.read_with_gaps(file, &location, offset, buffer)?;
         drop(location);
-        self.patterns.note(by, (offset, read), false, false);
+        self.patterns.note(by, offset, read, false, false);
         self.residency.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
     }
@@ -131,9 +132,9 @@ impl Node {
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
         let _writing = handle.writing();
-        let by = (fh, &*handle, context.pid);
+        let by = Accessor { fh, handle: &handle, pid: context.pid };
         if let Some(written) = self.write_forwarded(context, &handle, offset, data)? {
-            self.patterns.note(by, (offset, written), true, false);
+            self.patterns.note(by, offset, written, true, false);
             return Ok(written);
         }
         let at = (!handle.append).then_some(offset);
@@ -144,7 +145,7 @@ impl Node {
             written => written,
         };
         let (offset, written) = written?;
-        self.patterns.note(by, (offset, written), true, true);
+        self.patterns.note(by, offset, written, true, true);
         Ok(written)
     }
 

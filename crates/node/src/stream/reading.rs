@@ -42,10 +42,12 @@ struct Held {
 
 impl OpenStream {
     pub(super) fn new(
-        (place, stream): (Place, Stream),
+        place: Place,
+        stream: Stream,
         ino: Ino,
         rate: u64,
-        (backing, size): (Arc<dyn BackingFile>, u64),
+        backing: Arc<dyn BackingFile>,
+        size: u64,
         start: u64,
     ) -> Self {
         // What is on a tier is there at once.
