@@ -321,10 +321,14 @@ const MOVES: u32 = 3;
 
 impl Interceptor for Moving {
     fn before(&self, operation: Operation, _: u64) -> Verdict {
+        // A listing in the background looks at files, too.
+        if operation != Operation::Open {
+            return Verdict::Pass;
+        }
         // None while it is at it.
         let Some(mut moves) = self.moves.try_lock() else { return Verdict::Pass };
         let node = self.node.lock().upgrade();
-        if let Some(node) = node.filter(|_| operation == Operation::Open && *moves < MOVES) {
+        if let Some(node) = node.filter(|_| *moves < MOVES) {
             let [from, to] = [*moves, *moves + 1].map(|number| number.to_string());
             let [from, to] = [&from, &to].map(|name| NameIn::new(Ino::ROOT, name.as_bytes()));
             node.rename(&CONTEXT, from, to, 0).unwrap();
