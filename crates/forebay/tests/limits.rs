@@ -57,6 +57,17 @@ fn errno_of<T>(result: std::io::Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }
 
+/// Makes files `new0`, `new1`, ... on the mount until the state has no room for one more; how many.
+fn make_until_there_is_no_room(site: &Site) -> u32 {
+    for made in 0..200_000 {
+        if let Err(error) = fs::File::create(site.path("mnt").join(format!("new{made}"))) {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "after {made}");
+            return made;
+        }
+    }
+    panic!("nothing was refused");
+}
+
 #[test]
 fn state_when_its_disk_is_full_then_changes_get_enospc_and_all_that_is_known_can_be_read() {
     if !can_mount() {
@@ -73,16 +84,8 @@ fn state_when_its_disk_is_full_then_changes_get_enospc_and_all_that_is_known_can
     let pid = site.daemon();
     let filler = disk.fill();
     let before = processor_time(pid);
-    let mut made = 0_u32;
-    let refused = loop {
-        match fs::File::create(at(&format!("new{made}"))) {
-            Ok(_) => made += 1,
-            Err(error) => break error,
-        }
-        assert!(made < 100_000, "nothing was refused");
-    };
+    let made = make_until_there_is_no_room(&site);
     let each_made = (processor_time(pid) - before) / made;
-    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "after {made}");
     // While nobody asks it rests, however much waits to be written.
     let (begun, before) = (Instant::now(), processor_time(pid));
     std::thread::sleep(Duration::from_secs(4));
@@ -124,15 +127,7 @@ fn state_when_its_disk_is_a_full_ext4_then_changes_get_enospc_until_there_is_roo
     let at = |name: &str| site.path("mnt").join(name);
     fs::write(at("before"), b"written before").unwrap();
     let filler = fill(&disk.dir);
-    let mut made = 0_u32;
-    let refused = loop {
-        match fs::File::create(at(&format!("new{made}"))) {
-            Ok(_) => made += 1,
-            Err(error) => break error,
-        }
-        assert!(made < 200_000, "nothing was refused");
-    };
-    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "after {made}");
+    let mut made = make_until_there_is_no_room(&site);
     // Now all that there was for removals is taken as well.
     while fs::remove_file(at(&format!("new{}", made - 1))).is_ok() {
         made -= 1;

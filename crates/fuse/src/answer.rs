@@ -56,6 +56,14 @@ impl Answer {
         }
     }
 
+    /// It is not sent: nobody waits for it.
+    pub fn drop_unsent(self) {
+        if let Answer::Kept(answer, kernel_grants) = self {
+            answer.drop_unsent();
+            kernel_grants.into_iter().for_each(KernelGrant::answered);
+        }
+    }
+
     /// The handle of the node that the client would have got.
     pub fn handle(&self) -> Option<u64> {
         match self {

@@ -2,8 +2,8 @@
 //!
 //! A request that was handed to the slow pool is answered by whoever comes first: the thread that
 //! does the work; the watch, when the time limit has passed (`EIO`: the store hangs); or a signal
-//! that kills the client (`EINTR`). The thread is left to finish; a request that no thread has
-//! begun yet when it is given up is never begun.
+//! that kills the client (`EINTR`). The thread is left to finish; a request with which no thread has
+//! gone on yet when it is given up does nothing any more.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,10 +11,11 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fusewire::{Header, Reply, Request};
+use fusewire::{Header, Reply};
 use parking_lot::{Condvar, Mutex};
 
-use crate::serve::TimeLimits;
+use crate::fiber::{Refusal, Verdict};
+use crate::turn::{UnderWay, Wish};
 
 /// How often the watch looks while anything is deferred.
 const TICK: Duration = Duration::from_millis(250);
@@ -42,22 +43,27 @@ pub struct Stuck {
     pub holds_reader: bool,
 }
 
-/// A request in the slow pool.
+/// A request that waits, or goes on in the slow pool.
 pub struct Deferred {
     header: Header,
     since: Instant,
     limit: Duration,
     abandonable: bool,
     signalled: AtomicBool,
-    request: Mutex<Option<Request>>,
+    paused: Mutex<Option<UnderWay>>,
+    /// A thread goes on with it. Set with the reply locked.
+    goes_on: AtomicBool,
     reply: Mutex<Option<Reply>>,
     on_give_up: OnGiveUp,
 }
 
 impl Deferred {
-    /// The request, for the thread that does the work; `None` if it was given up before.
-    pub fn begin(&self) -> Option<Request> {
-        self.request.lock().take()
+    /// The request, once, for the thread that goes on with it, and whether it is still wanted.
+    pub fn begin(&self) -> Option<(UnderWay, Verdict)> {
+        let reply = self.reply.lock();
+        let paused = self.paused.lock().take()?;
+        self.goes_on.store(true, Ordering::Release);
+        Some((paused, reply.as_ref().map(drop).ok_or(Refusal::GivenUp)))
     }
 
     /// The right to answer; `None` if somebody else has answered.
@@ -68,9 +74,9 @@ impl Deferred {
     fn give_up(&self, errno: i32) -> bool {
         let mut slot = self.reply.lock();
         let Some(reply) = slot.take() else { return false };
-        // Not begun yet: never will be, and its buffer is free. One that was begun hears that it is
-        // not wanted before its program hears that it failed.
-        if self.begin().is_none() {
+        // One that goes on hears that it is not wanted before its program hears that it failed; the
+        // other one when a thread has come to it.
+        if self.goes_on.load(Ordering::Acquire) {
             (self.on_give_up)(&self.header);
         }
         drop(slot);
@@ -164,15 +170,21 @@ impl Watch {
     }
 
     /// Enters a request.
-    pub fn enter(self: &Arc<Self>, request: Request, reply: Reply, timeout: TimeLimits) -> Watched {
-        let interrupt = request.interrupt_token();
+    pub fn enter(
+        self: &Arc<Self>,
+        header: Header,
+        Wish { limits, interrupt, .. }: Wish,
+        paused: UnderWay,
+        reply: Reply,
+    ) -> Watched {
         let deferred = Arc::new(Deferred {
-            header: *request.header(),
+            header,
             since: Instant::now(),
-            limit: if timeout.long { self.limit * LONG } else { self.limit },
-            abandonable: timeout.abandonable,
+            limit: if limits.long { self.limit * LONG } else { self.limit },
+            abandonable: limits.abandonable,
             signalled: AtomicBool::new(false),
-            request: Mutex::new(Some(request)),
+            paused: Mutex::new(Some(paused)),
+            goes_on: AtomicBool::new(false),
             reply: Mutex::new(Some(reply)),
             on_give_up: Arc::clone(&self.on_give_up),
         });

@@ -11,7 +11,7 @@ pub fn errno(error: &NodeError) -> i32 {
         NodeError::Posix(errno) => errno.raw_os_error(),
         NodeError::Meta(error) => meta(error),
         NodeError::Store(error) => store(error),
-        NodeError::Busy | NodeError::MustWait => libc::EAGAIN,
+        NodeError::Busy => libc::EAGAIN,
         // EIO: the backing store is silent, the mount goes down, the configuration can't work; and
         // for failures that this table has yet to learn about.
         _ => libc::EIO,
@@ -99,7 +99,6 @@ mod tests {
     fn errno_of_the_nodes_own_failures() {
         let table = [
             (NodeError::Posix(Errno::NOTEMPTY), libc::ENOTEMPTY),
-            (NodeError::MustWait, libc::EAGAIN),
             (NodeError::Busy, libc::EAGAIN),
             (NodeError::ShuttingDown, libc::EIO),
             (NodeError::BackingTimeout { limit_s: 30 }, libc::EIO),

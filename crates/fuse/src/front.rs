@@ -1,29 +1,31 @@
 //! The handler: requests in, answers out.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Node, NodeError, OpenHandle, Result};
+use forebay_node::{Context, Node, NodeError, OpenHandle, Result, Waiter};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
 use crate::dataset::Dataset;
-use crate::deferred::{Stuck, Watch};
+use crate::deferred::{Deferred, Stuck, Watch};
 use crate::errno::{errno, error_class};
+use crate::fiber::{Pause, Refusal, Step, Verdict};
 use crate::in_request;
 use crate::kernel::Notifier;
 use crate::listings::{Held, Listings};
 use crate::locks;
 use crate::names::class;
 use crate::orphans::{self, Orphans};
-use crate::recovery_journal::{Before, Begun, RecoveryJournal};
+use crate::recovery_journal::{Before, Noted, RecoveryJournal};
 use crate::replayed_requests;
-use crate::request_log::followed;
-use crate::serve::{Serve, timeout};
-use crate::under_way::UnderWay;
+use crate::request_log::Followed;
+use crate::serve::Serve;
+use crate::turn::{Ended, Turn, UnderWay, Wish};
+use crate::under_way::InReaders;
 use crate::wire::CachePolicy;
 
 /// Serves a node to the kernel.
@@ -33,7 +35,7 @@ pub struct Shared {
     pub node: Arc<Node>,
     cache_policy: CachePolicy,
     watch: Arc<Watch>,
-    under_way: UnderWay,
+    under_way: InReaders,
     notifier: OnceLock<Arc<Notifier>>,
     /// What a supervisor keeps for the next daemon, and what the last one left there.
     kept: OnceLock<Kept>,
@@ -66,7 +68,7 @@ impl Front {
             node,
             cache_policy,
             watch,
-            under_way: UnderWay::new(),
+            under_way: InReaders::new(),
             notifier: OnceLock::new(),
             kept: OnceLock::new(),
             orphans: Arc::default(),
@@ -135,87 +137,126 @@ impl Front {
         self.0.notifier.get().map_or(0, |notifier| notifier.unsent())
     }
 
-    /// Hands a request that must wait to the slow pool.
-    fn defer(&self, request: Request, reply: Reply, began: Instant) {
-        let Ok(operation) = request.operation() else { return reply.error(libc::EIO) };
-        let reads = match operation {
-            Operation::Read { fh, .. } => Some(fh),
-            _ => None,
-        };
-        let timeout = timeout(&operation);
+    /// Leaves a request that has to wait to the slow pool, which goes on with it.
+    fn defer(&self, paused: UnderWay, wish: Wish, case: Case, reply: Reply) {
         let shared = Arc::clone(&self.0);
-        let header = *request.header();
-        let watched = self.0.watch.enter(request, reply, timeout);
-        let deferred = Arc::clone(&watched.deferred);
         let node = &self.0.node;
-        let pool = match reads {
+        let pool = match wish.reads {
             Some(fh) => node.pool_of_reads(fh),
             None => node.slow_pool(),
         };
-        let taken = pool.run_for(header.uid, move || {
-            let Some(request) = watched.deferred.begin() else { return };
-            // A defect costs its request an EIO, not the pool a thread.
-            let _begun = shared.begin(&request, true);
-            let outcome = catch_unwind(AssertUnwindSafe(|| shared.serve(&request, true, began)))
-                .unwrap_or(Err(NodeError::Posix(rustix::io::Errno::IO)));
-            match watched.deferred.reply() {
-                Some(reply) => shared.answer(request.header(), outcome, reply, began),
-                // Nobody waits any more, and nobody else would close what was opened.
-                None => {
-                    shared.node.forget_request(request.header().unique);
-                    shared.undo(request.header(), outcome);
-                }
+        let watched = self.0.watch.enter(case.header, wish, paused, reply);
+        let deferred = Arc::clone(&watched.deferred);
+        let (uid, kept) = (case.header.uid, case.clone());
+        let taken = pool.run_for(uid, move || {
+            if let Some((paused, verdict)) = watched.deferred.begin() {
+                shared.go_on(paused, verdict, &kept, &watched.deferred);
             }
         });
         if taken.is_err()
-            && let Some(reply) = deferred.reply()
+            && let Some((paused, _)) = deferred.begin()
         {
-            self.0.answer(&header, Err(NodeError::Busy), reply, began);
+            self.0.go_on(paused, Err(Refusal::Busy), &case, &deferred);
         }
     }
 }
 
-/// The number by which a request is given up, if it may have to wait for that.
-fn waiting_number(request: &Request, may_wait: bool) -> u64 {
-    if may_wait { request.header().unique } else { 0 }
+/// What is known of a request beside itself, wherever it is.
+#[derive(Clone)]
+struct Case {
+    header: Header,
+    began: Instant,
+    followed: Followed,
 }
 
 impl Shared {
-    /// Serves a request that was received at `began`.
-    fn serve(&self, request: &Request, may_wait: bool, began: Instant) -> Result<Answer> {
-        followed(request, began, || self.serve_or_note(request, may_wait))
+    /// Runs a request until it waits or ends. What belongs to the thread is set here, for the request
+    /// may end on another one.
+    fn run(&self, request: UnderWay, verdict: Verdict, case: &Case) -> Step<Wish, Ended> {
+        let serving = self.kept.get().map(|_| in_request::enter());
+        let step = case.followed.scope(|| {
+            let step = request.run(verdict);
+            match &step {
+                Step::Ended(ended, _) => case.followed.ended(&ended.outcome, case.began),
+                Step::Waits(..) => case.followed.waits(case.began),
+            }
+            step
+        });
+        drop(serving);
+        step
     }
 
-    /// Serves a request. If that panics, in a daemon that dies of panics, the next daemon is told not to
-    /// try it again: the kernel sends it to each.
-    fn serve_or_note(&self, request: &Request, may_wait: bool) -> Result<Answer> {
-        let Some(kept) = self.kept.get() else { return self.serve_once(request, may_wait) };
-        let number = replayed_requests::number(request);
-        if request.is_resent() && kept.before.fatal.contains(&number) {
-            let Header { opcode, node, pid, .. } = *request.header();
-            tracing::error!(opcode, node, pid, "a request that ended a daemon is refused");
-            return Err(NodeError::Posix(rustix::io::Errno::IO));
-        }
-        let serving = in_request::enter();
-        match catch_unwind(AssertUnwindSafe(|| self.serve_once(request, may_wait))) {
-            Ok(outcome) => outcome,
-            Err(panic) => {
-                kept.journal.note_fatal(number);
-                drop(serving);
-                in_request::end_after_panic();
-                resume_unwind(panic)
+    /// Goes on with a request that has waited, to its end.
+    fn go_on(&self, paused: UnderWay, verdict: Verdict, case: &Case, deferred: &Deferred) {
+        // It waits once: from then on it may.
+        let Step::Ended(ended, stack) = self.run(paused, verdict, case) else { return };
+        stack.keep();
+        match deferred.reply() {
+            Some(reply) => self.conclude(ended, case, reply),
+            // Nobody waits any more, and nobody else would close what was opened.
+            None => {
+                self.node.forget_request(case.header.unique);
+                self.undo(&case.header, ended.outcome);
+                self.answered(ended.noted);
             }
         }
     }
 
-    fn serve_once(&self, request: &Request, may_wait: bool) -> Result<Answer> {
-        let Header { uid, gid, pid, opcode, .. } = *request.header();
+    /// Answers a request, and then does what is to be done once the kernel has the answer.
+    fn conclude(&self, ended: Ended, case: &Case, reply: Reply) {
+        self.answer(&case.header, ended.outcome, reply, case.began);
+        self.answered(ended.noted);
+    }
+
+    /// A request is answered: it does not come again, and so is not under way for the next daemon.
+    fn answered(&self, noted: Option<Noted>) {
+        if let Some(noted) = noted {
+            self.forget(noted);
+        }
+    }
+
+    /// A request that was noted does not come again, or has changed nothing yet.
+    pub fn forget(&self, noted: Noted) {
+        if let Some(kept) = self.kept.get() {
+            kept.journal.end(noted);
+        }
+    }
+
+    /// Carries a request out, on a stack of its own.
+    fn carry_out(&self, request: &Request, pause: Pause<'_, Wish>) -> Ended {
+        let turn = Turn::begin(self, request, pause);
+        // A defect costs its request an EIO, not a thread its life.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(request, &turn)));
+        let outcome = outcome.unwrap_or_else(|_| {
+            self.note_fatal(request);
+            Err(NodeError::Posix(rustix::io::Errno::IO))
+        });
+        Ended { outcome, noted: turn.end() }
+    }
+
+    /// After a panic in a request: in a daemon that dies of panics, the next one is told not to try it
+    /// again, for the kernel sends it to each.
+    fn note_fatal(&self, request: &Request) {
+        if let Some(kept) = self.kept.get() {
+            kept.journal.note_fatal(replayed_requests::number(request));
+            in_request::end_after_panic();
+        }
+    }
+
+    fn serve(&self, request: &Request, waiter: &dyn Waiter) -> Result<Answer> {
+        let Header { uid, gid, pid, opcode, node, .. } = *request.header();
+        if let Some(kept) = self.kept.get()
+            && request.is_resent()
+            && kept.before.fatal.contains(&replayed_requests::number(request))
+        {
+            tracing::error!(opcode, node, pid, "a request that ended a daemon is refused");
+            return Err(NodeError::Posix(rustix::io::Errno::IO));
+        }
         let operation = request.operation().map_err(|error| {
             tracing::error!(opcode, %error, "a malformed request of the kernel");
             NodeError::Posix(rustix::io::Errno::IO)
         })?;
-        let context =
-            Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
+        let context = Context { uid, gid, pid, waiter: Some(waiter) };
         let notifier = self.notifier.get().map(|notifier| &**notifier);
         let (node, cache_policy, listings) = (&*self.node, &self.cache_policy, &self.listings);
         let dataset = self.dataset.as_ref();
@@ -256,19 +297,18 @@ impl Shared {
         outcome
     }
 
-    /// Notes a request that must not be carried out twice, until what is returned is dropped.
-    fn begin(&self, request: &Request, may_wait: bool) -> Option<Begun<'_>> {
+    /// Notes a request that must not be carried out twice, until [`Shared::forget`].
+    pub fn note(&self, request: &Request, waiter: &dyn Waiter) -> Option<Noted> {
         let Kept { journal, before } = self.kept.get()?;
         let number = replayed_requests::number(request);
         let operation = request.operation().ok()?;
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
         let Header { node, uid, gid, pid, .. } = *request.header();
-        let context =
-            Context { uid, gid, pid, may_wait, request: waiting_number(request, may_wait) };
+        let context = Context { uid, gid, pid, waiter: Some(waiter) };
         let (about, _) = forebay_node::of_node_id(node);
         let call =
             call.or_else(|| replayed_requests::call(&self.node, &context, about, &operation))?;
-        Some(journal.begin(number, call, request.is_resent()))
+        journal.begin(number, call, request.is_resent())
     }
 
     pub fn answer(&self, header: &Header, outcome: Result<Answer>, reply: Reply, began: Instant) {
@@ -294,12 +334,14 @@ impl Shared {
             let (dir, _) = forebay_node::of_node_id(header.node);
             self.listings.undo(dir.0, opened.fh);
         }
-        if let Some(fh) = outcome.ok().and_then(|answer| answer.handle()) {
+        let Ok(answer) = outcome else { return };
+        if let Some(fh) = answer.handle() {
             self.node.release(fh);
             if let Some(kept) = self.kept.get() {
                 kept.journal.note_closed(fh);
             }
         }
+        answer.drop_unsent();
     }
 }
 
@@ -326,22 +368,21 @@ impl Handler for Front {
         if locks::is_lock(request.header().opcode) && self.0.node.is_clustered() {
             return locks::serve(&self.0, request, reply, began);
         }
-        let _entered = self.0.under_way.enter(request.header(), began);
-        let begun = self.0.begin(&request, false);
-        match self.0.serve(&request, false, began) {
-            Err(NodeError::MustWait) => {
-                if request.is_resent() {
-                    // Its first time may have changed something: it stays noted until it is
-                    // answered, should this daemon die before it is begun again.
-                    std::mem::forget(begun);
-                } else {
-                    // Nothing was changed, and it is noted anew when it is.
-                    drop(begun);
+        let header = *request.header();
+        let entered = self.0.under_way.enter(&header, began);
+        let case = Case { header, began, followed: Followed::of(&request) };
+        let shared = Arc::clone(&self.0);
+        match UnderWay::new(move |pause| shared.carry_out(&request, pause)) {
+            Ok(begun) => match self.0.run(begun, Ok(()), &case) {
+                Step::Ended(ended, stack) => {
+                    stack.keep_here();
+                    self.0.conclude(ended, &case, reply);
                 }
-                self.defer(request, reply, began);
-            }
-            outcome => self.0.answer(request.header(), outcome, reply, began),
+                Step::Waits(paused, wish) => self.defer(paused, wish, case, reply),
+            },
+            Err(error) => self.0.answer(&header, Err(error.into()), reply, began),
         }
+        drop(entered);
     }
 
     /// Inodes are the namespace's and live on without the kernel's references.

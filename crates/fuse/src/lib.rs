@@ -1,13 +1,15 @@
 //! The FUSE front: requests of the kernel to the node, and its errors to errno.
 //!
 //! [`mount()`] serves a [`forebay_node::Node`] on a mount point. A reader thread decodes a request,
-//! asks the node without leave to wait, and answers. What would have to wait goes to the node's slow
-//! pool and is watched there: whatever the backing store does, every request is answered in time.
+//! asks the node, and answers. A request that has to wait goes on in the node's slow pool, where it
+//! stands (`fiber.rs`), and is watched there: whatever the backing store does, every request is
+//! answered in time.
 
 mod answer;
 mod dataset;
 mod deferred;
 mod errno;
+mod fiber;
 mod front;
 mod hand_over;
 mod in_request;
@@ -23,6 +25,7 @@ mod replayed_requests;
 mod reply_builder;
 mod request_log;
 mod serve;
+mod turn;
 mod under_way;
 mod wire;
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::answer::Answer;
 use crate::front::Shared;
 use crate::replayed_requests;
-use crate::request_log::{self, followed};
+use crate::request_log::{self, Followed};
 use crate::serve::Serve;
 
 /// Whether the kernel asks for, or about, a lock.
@@ -40,30 +40,30 @@ pub fn serve(shared: &Arc<Shared>, request: Request, reply: Reply, began: Instan
 fn carry_out(shared: &Arc<Shared>, request: &Request, reply: Reply, began: Instant) {
     let (node, header) = (&shared.node, *request.header());
     let (ino, _) = forebay_node::of_node_id(header.node);
-    let mut waits_for = None;
-    let outcome = followed(request, began, || match request.operation() {
-        Ok(Operation::Getlk { fh, owner, lock, flock }) => {
-            find(shared, ino, &wanted(fh, owner, lock, flock), lock)
-        }
-        Ok(
-            Operation::Setlk { fh, owner, lock, flock }
-            | Operation::Setlkw { fh, owner, lock, flock },
-        ) if lock.kind == libc::F_UNLCK => {
-            node.unlock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
-        }
-        Ok(Operation::Setlk { fh, owner, lock, flock }) => {
-            node.try_lock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
-        }
-        Ok(Operation::Setlkw { fh, owner, lock, flock }) => {
-            waits_for = Some(wanted(fh, owner, lock, flock));
-            Err(NodeError::MustWait)
-        }
-        _ => Err(NodeError::Posix(rustix::io::Errno::IO)),
+    let followed = Followed::of(request);
+    followed.scope(|| {
+        let outcome = match request.operation() {
+            Ok(Operation::Getlk { fh, owner, lock, flock }) => {
+                find(shared, ino, &wanted(fh, owner, lock, flock), lock)
+            }
+            Ok(
+                Operation::Setlk { fh, owner, lock, flock }
+                | Operation::Setlkw { fh, owner, lock, flock },
+            ) if lock.kind == libc::F_UNLCK => {
+                node.unlock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
+            }
+            Ok(Operation::Setlk { fh, owner, lock, flock }) => {
+                node.try_lock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
+            }
+            Ok(Operation::Setlkw { fh, owner, lock, flock }) => {
+                followed.waits(began);
+                return wait(shared, request, wanted(fh, owner, lock, flock), reply, began);
+            }
+            _ => Err(NodeError::Posix(rustix::io::Errno::IO)),
+        };
+        followed.ended(&outcome, began);
+        shared.answer(&header, outcome, reply, began);
     });
-    match waits_for {
-        Some(wanted) => wait(shared, request, wanted, reply, began),
-        None => shared.answer(&header, outcome, reply, began),
-    }
 }
 
 fn wait(
@@ -125,9 +125,7 @@ impl Serve<'_> {
             true => Ok(()),
             false => node.flush(context, fh),
         };
-        if !matches!(flushed, Err(NodeError::MustWait)) {
-            node.unlock_all(context, self.ino(), owner)?;
-        }
+        node.unlock_all(context, self.ino(), owner)?;
         flushed.map(|()| Answer::Done)
     }
 }

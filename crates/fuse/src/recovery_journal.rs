@@ -252,7 +252,7 @@ impl RecoveryJournal {
         }
         for (unique, call) in &before.calls {
             // Until it comes again and is answered.
-            std::mem::forget(journal.begin(*unique, *call, false));
+            let _place = journal.begin(*unique, *call, false);
         }
         for unique in &before.fatal {
             journal.note_fatal(*unique);
@@ -388,40 +388,43 @@ impl RecoveryJournal {
         }
     }
 
-    /// Notes that a call is begun, until what is returned is dropped, which must be after its answer.
-    /// `again` says that it may be noted already.
-    pub fn begin(&self, unique: u64, call: Call, again: bool) -> Begun<'_> {
+    /// Notes that a call is begun, until [`RecoveryJournal::end`]; `None` if too many are. `again` says
+    /// that it may be noted already.
+    pub fn begin(&self, unique: u64, call: Call, again: bool) -> Option<Noted> {
         let start = (unique >> 1) as usize % CALLS;
-        let (before, after) = self.map.calls.split_at(start);
-        let mut slots = after.iter().chain(before);
-        let noted = |slot: &&CallSlot| again && slot.unique.load(Ordering::Acquire) == unique;
-        let slot = slots.clone().find(noted).or_else(|| {
-            slots.find(|slot| {
+        let mut places = (start..CALLS).chain(0..start);
+        let noted = |&at: &usize| again && self.call(at).unique.load(Ordering::Acquire) == unique;
+        let at = places.clone().find(noted).or_else(|| {
+            places.find(|&at| {
                 let (set, fetch) = (Ordering::Acquire, Ordering::Relaxed);
-                slot.unique.compare_exchange(0, unique, set, fetch).is_ok()
+                self.call(at).unique.compare_exchange(0, unique, set, fetch).is_ok()
             })
-        });
-        if let Some(slot) = slot {
-            slot.ino.store(call.ino, Ordering::Relaxed);
-            slot.seconds.store(call.since.sec.cast_unsigned(), Ordering::Relaxed);
-            slot.nanos.store(call.since.nsec, Ordering::Relaxed);
-            slot.ready.store(1, Ordering::Release);
-        }
-        Begun(slot)
+        })?;
+        let slot = self.call(at);
+        slot.ino.store(call.ino, Ordering::Relaxed);
+        slot.seconds.store(call.since.sec.cast_unsigned(), Ordering::Relaxed);
+        slot.nanos.store(call.since.nsec, Ordering::Relaxed);
+        slot.ready.store(1, Ordering::Release);
+        Some(Noted(at))
+    }
+
+    /// Notes that a call is answered: to be called after that, for one that is not under way is carried
+    /// out when it comes again.
+    pub fn end(&self, Noted(at): Noted) {
+        let slot = self.call(at);
+        slot.ready.store(0, Ordering::Release);
+        slot.unique.store(0, Ordering::Release);
+    }
+
+    fn call(&self, at: usize) -> &CallSlot {
+        &self.map.calls[at]
     }
 }
 
-/// A call that is noted as under way.
-pub struct Begun<'a>(Option<&'a CallSlot>);
-
-impl Drop for Begun<'_> {
-    fn drop(&mut self) {
-        if let Some(slot) = self.0 {
-            slot.ready.store(0, Ordering::Release);
-            slot.unique.store(0, Ordering::Release);
-        }
-    }
-}
+/// The place of a call that is noted as under way.
+#[derive(Debug)]
+#[must_use = "it is under way until it is ended"]
+pub struct Noted(usize);
 
 impl WorkSlot {
     fn read(&self) -> Option<BackgroundWork> {
@@ -604,8 +607,8 @@ mod tests {
         }
         journal.note_open(&handle(u64::MAX - 100), 0);
         let call = Call { ino: 8, since: Timestamp { sec: -3, nsec: 4 } };
-        let begun = journal.begin(44, call, false);
-        drop(journal.begin(46, call, true));
+        let begun = journal.begin(44, call, false).unwrap();
+        journal.end(journal.begin(46, call, true).unwrap());
         let (found, before) = left(&journal);
         let mut open: Vec<u64> = found.node.handles.iter().map(|handle| handle.fh).collect();
         open.sort_unstable();
@@ -624,9 +627,9 @@ mod tests {
         let (found_again, before_again) = left(&next);
         assert_eq!(found_again.node.handles.len(), 7);
         assert_eq!((before_again.calls, before_again.opened), (before.calls, before.opened));
-        drop(next.begin(44, call, true));
+        next.end(next.begin(44, call, true).unwrap());
         assert!(left(&next).1.calls.is_empty());
-        drop(begun);
+        journal.end(begun);
         assert!(left(&journal).1.calls.is_empty());
     }
 
@@ -656,9 +659,9 @@ mod tests {
         let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
         let call = Call { ino: 0, since: Timestamp::default() };
         let begun: Vec<_> =
-            (1..=CALLS as u64 + 10).map(|n| journal.begin(2 * n, call, false)).collect();
-        assert_eq!(left(&journal).1.calls.len(), CALLS);
-        drop(begun);
+            (1..=CALLS as u64 + 10).filter_map(|n| journal.begin(2 * n, call, false)).collect();
+        assert_eq!((left(&journal).1.calls.len(), begun.len()), (CALLS, CALLS));
+        begun.into_iter().for_each(|noted| journal.end(noted));
         let _one = journal.begin(2, call, false);
         assert_eq!(left(&journal).1.calls.len(), 1);
     }

@@ -94,7 +94,7 @@ impl<'a> ReplyBuilder<'a> {
         let (places, mut shown): (Vec<_>, Vec<_>) =
             entries.into_iter().map(|listed| ((listed.at, listed.entry), listed.shown)).unzip();
         // The kernel takes note of all of it with the directory locked.
-        let kernel_grants = self.serve.node.keep_shown((self.ino, basis), &mut shown, false);
+        let kernel_grants = self.serve.node.keep_shown(self.ino, basis, &mut shown, false);
         for ((at, mut entry), shown) in places.into_iter().zip(shown) {
             (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
             directory.set_entry(at, &entry);
@@ -114,7 +114,7 @@ impl<'a> ReplyBuilder<'a> {
     fn shown(&self, name: &[u8], stat: Option<&Stat>, basis: Option<LeaseBasis>) -> Shown {
         let cache_policy = self.serve.cache_policy;
         let attr_limit = stat.map_or(Duration::ZERO, |stat| cache_policy.attr_limit(stat));
-        Shown::new(name, stat, basis, (cache_policy.entry_limit(), attr_limit))
+        Shown::new(name, stat, basis, cache_policy.entry_limit(), attr_limit)
     }
 
     /// Has the kernel keep what it may of an entry.
@@ -130,7 +130,7 @@ impl<'a> ReplyBuilder<'a> {
         let of_attributes =
             stat.and_then(|stat| node.ground_of_attributes(self.behind.unwrap_or(basis), stat));
         let mut shown = [self.shown(name, stat, of_attributes)];
-        let kernel_grants = node.keep_shown((self.ino, basis), &mut shown, looked_up);
+        let kernel_grants = node.keep_shown(self.ino, basis, &mut shown, looked_up);
         let [shown] = shown;
         (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
         kernel_grants

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forebay_node::NodeError;
 use fusewire::{Header, Operation, Request};
-use tracing::{Level, debug, debug_span};
+use tracing::{Level, Span, debug, debug_span};
 
 use crate::answer::Answer;
 use crate::errno::errno;
@@ -16,44 +16,67 @@ use crate::names::operation_name;
 /// What the log calls requests.
 const TARGET: &str = "forebay::request";
 
-/// Serves a request that was received at `began`, in its span. A request that has to wait is served
-/// a second time, by another thread, and logged then as well.
-pub fn followed(
-    request: &Request,
-    began: Instant,
-    serve: impl FnOnce() -> Result<Answer, NodeError>,
-) -> Result<Answer, NodeError> {
-    if !tracing::enabled!(target: TARGET, Level::DEBUG) {
-        return serve();
+/// The span of a request, if requests are logged. One that has to wait is in it on each thread that is
+/// at it.
+#[derive(Clone)]
+pub struct Followed(Option<Span>);
+
+impl Followed {
+    /// Of a request that is about to be served.
+    pub fn of(request: &Request) -> Self {
+        if !tracing::enabled!(target: TARGET, Level::DEBUG) {
+            return Followed(None);
+        }
+        let header = request.header();
+        let (inode, _) = forebay_node::of_node_id(header.node);
+        let handle = request.operation().ok().and_then(|operation| handle_of(&operation));
+        Followed(Some(debug_span!(
+            target: TARGET,
+            "request",
+            number = header.unique,
+            operation = operation_name(header.opcode),
+            inode = inode.0,
+            handle,
+            pid = header.pid,
+        )))
     }
-    let header = request.header();
-    let (inode, _) = forebay_node::of_node_id(header.node);
-    let handle = request.operation().ok().and_then(|operation| handle_of(&operation));
-    let span = debug_span!(
-        target: TARGET,
-        "request",
-        number = header.unique,
-        operation = operation_name(header.opcode),
-        inode = inode.0,
-        handle,
-        pid = header.pid,
-    );
-    span.in_scope(|| {
-        let outcome = serve();
-        let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        match &outcome {
+
+    /// Does something in it, on one thread.
+    pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
+        match &self.0 {
+            Some(span) => span.in_scope(work),
+            None => work(),
+        }
+    }
+
+    /// The request has to wait.
+    pub fn waits(&self, began: Instant) {
+        if self.0.is_some() {
+            debug!(target: TARGET, us = microseconds(began), "has to wait");
+        }
+    }
+
+    /// It is served.
+    pub fn ended(&self, outcome: &Result<Answer, NodeError>, began: Instant) {
+        if self.0.is_none() {
+            return;
+        }
+        let us = microseconds(began);
+        match outcome {
             Ok(answer) => debug!(target: TARGET, us, opened = answer.handle(), "served"),
-            Err(NodeError::MustWait) => debug!(target: TARGET, us, "has to wait"),
             Err(error) => debug!(target: TARGET, us, errno = errno(error), %error, "failed"),
         }
-        outcome
-    })
+    }
+}
+
+fn microseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Logs the end of a request that waited without a thread, as those for locks do.
 pub fn ended(header: &Header, error: Option<&NodeError>, began: Instant) {
     let errno = error.map(errno);
-    let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let us = microseconds(began);
     debug!(target: TARGET, number = header.unique, us, errno, "waited");
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, Kernel, Node, NodeError, OpenMode, Opened, Result, Stat, Teller};
+use forebay_node::{
+    Context, Ino, Kernel, NameIn, Node, NodeError, OpenMode, Opened, Renaming, Result, Stat, Teller,
+};
 use fusewire::{
     CopyRange, DirectoryBuffer, Entry, OpenInFlags, OpenOutFlags, Operation, Request, SetxattrFlags,
 };
@@ -33,7 +35,7 @@ pub struct Serve<'a> {
     /// Set if nothing changes, so that the kernel need not ask for each open.
     pub dataset: Option<&'a Dataset>,
     pub request: &'a Request,
-    pub context: Context,
+    pub context: Context<'a>,
 }
 
 impl Serve<'_> {
@@ -200,7 +202,7 @@ impl Serve<'_> {
                 Answer::Done
             }
             Operation::Rename { old, new_parent, new, flags } => {
-                self.rename((dir, old), (Ino(new_parent), new), flags)?
+                self.rename(NameIn::new(dir, old), NameIn::new(Ino(new_parent), new), flags)?
             }
             Operation::Link { node: ino, name } => {
                 let (ino, _) = forebay_node::of_node_id(ino);
@@ -211,15 +213,17 @@ impl Serve<'_> {
         })
     }
 
-    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
+    fn rename(&self, from: NameIn<'_>, to: NameIn<'_>, flags: u32) -> Result<Answer> {
         let exchange = flags & libc::RENAME_EXCHANGE != 0;
-        let mut renaming = self.node.before_rename(from, to, exchange)?;
-        match self.node.rename(&self.context, from, to, flags) {
-            Err(NodeError::MustWait) => {
-                renaming.put_off();
-                return Err(NodeError::MustWait);
-            }
-            renamed => renamed?,
+        let mut renaming = Renaming::default();
+        // Not before: while names are about to be moved, other nodes wait for their leases.
+        let mut before = || {
+            renaming = self.node.before_rename(from, to, exchange)?;
+            Ok(())
+        };
+        if let Err(error) = self.node.rename_once(&self.context, from, to, flags, &mut before) {
+            renaming.fails();
+            return Err(error);
         }
         self.node.after_rename(&mut renaming);
         Ok(kept(Answer::Done, renaming.kernel_grants))
@@ -244,7 +248,7 @@ impl Serve<'_> {
             Operation::Listxattr { size } => sized(node.list_xattrs(context, ino)?, size),
             Operation::Setxattr { name, value, flags, setxattr_flags } => {
                 let kill = setxattr_flags.contains(SetxattrFlags::ACL_KILL_SGID);
-                node.set_xattr(context, ino, (name, value), flags.cast_signed(), kill)?;
+                node.set_xattr(context, ino, name, value, flags.cast_signed(), kill)?;
                 Ok(Answer::Done)
             }
             Operation::Removexattr { name } => {

@@ -27,7 +27,7 @@ struct Place {
 }
 
 /// The requests under way in the threads that read them.
-pub struct UnderWay {
+pub struct InReaders {
     made: Instant,
     places: Box<[Place]>,
 }
@@ -54,7 +54,7 @@ fn own_number() -> usize {
     })
 }
 
-impl UnderWay {
+impl InReaders {
     pub fn new() -> Self {
         let places = (0..PLACES).map(|_| Place::default()).collect();
         Self { made: Instant::now(), places }
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn requests_when_under_way_in_readers_then_listed_until_they_end() {
-        let table = UnderWay::new();
+        let table = InReaders::new();
         let listed = || table.longer_than(Duration::ZERO).collect::<Vec<_>>();
         let entered = table.enter(&header(3), Instant::now());
         std::thread::scope(|scope| {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use forebay_fuse::{Before, Call, MountOptions, Mounted, RecoveryJournal, State, Takeover, adopt};
 use forebay_node::{
-    Context, HandOverState, HandleMode, Ino, Node, NodeConfig, OpenHandle, Passthrough, TierConfig,
-    Timestamp,
+    Context, HandOverState, HandleMode, Ino, NameIn, Node, NodeConfig, OpenHandle, Passthrough,
+    TierConfig, Timestamp,
 };
 use forebay_store::DirBacking;
 use forebay_store::decorators::{InterceptedBacking, Stuck};
@@ -312,7 +312,7 @@ fn new_file(node: &Node, name: &[u8]) -> Ino {
 }
 
 fn give_xattr(node: &Node, ino: Ino) {
-    node.set_xattr(&Context::DAEMON, ino, (b"user.x", b"v"), 0, false).expect("set");
+    node.set_xattr(&Context::DAEMON, ino, b"user.x", b"v", 0, false).expect("set");
 }
 
 /// Bytes of the answer to a name: where the attributes have the number of links.
@@ -417,7 +417,7 @@ fn exchange_when_it_comes_again_then_names_are_exchanged_once() {
             },
             |node| {
                 if was_carried_out {
-                    let (from, to) = ((ROOT, &b"one"[..]), (ROOT, &b"two"[..]));
+                    let (from, to) = (NameIn::new(ROOT, b"one"), NameIn::new(ROOT, b"two"));
                     let context = Context::DAEMON;
                     node.rename(&context, from, to, libc::RENAME_EXCHANGE).expect("exchanged");
                 }

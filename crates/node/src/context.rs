@@ -1,6 +1,7 @@
-//! Who asks, and whether the asking thread may wait.
+//! Who asks, and how his request waits.
 
 use std::collections::HashSet;
+use std::fmt;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -8,32 +9,77 @@ use rustix::io::Errno;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 
+/// How a request waits that was begun on a thread with others to serve, such as one that reads
+/// requests. What makes it wait does not know how: it says so ([`Context::wait`]) and goes on.
+pub trait Waiter: fmt::Debug {
+    /// Returns when the request may wait for slow devices: on another thread, perhaps. Anything may
+    /// have happened meanwhile.
+    ///
+    /// # Errors
+    /// It is not to be carried out any more: too many wait, or its program was told that it failed.
+    /// From then on it fails whenever it is asked.
+    fn wait(&self) -> Result<()>;
+
+    /// Whether the request may wait already.
+    fn may_wait(&self) -> bool;
+
+    /// The number of a request that somebody may give up while it waits; 0 for one that nobody does.
+    fn number(&self) -> u64;
+}
+
+/// For what must be done at once or not at all.
+#[derive(Debug, Clone, Copy)]
+pub struct AtOnce;
+
+impl Waiter for AtOnce {
+    fn wait(&self) -> Result<()> {
+        Err(NodeError::Busy)
+    }
+
+    fn may_wait(&self) -> bool {
+        false
+    }
+
+    fn number(&self) -> u64 {
+        0
+    }
+}
+
 /// The circumstances of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Context {
+pub struct Context<'a> {
     /// User of the calling process.
     pub uid: u32,
     /// Group of the calling process.
     pub gid: u32,
     /// The calling process; 0 for the daemon itself.
     pub pid: u32,
-    /// Whether this thread may wait for slow devices. Threads that read requests may not.
-    pub may_wait: bool,
-    /// The number of a request that somebody may give up while it waits; 0 for one that nobody does.
-    pub request: u64,
+    /// How it waits; `None` on a thread that may wait as it is.
+    pub waiter: Option<&'a dyn Waiter>,
 }
 
-impl Context {
+impl Context<'static> {
     /// The daemon on its own account, on a thread that may wait.
-    pub const DAEMON: Context = Context { uid: 0, gid: 0, pid: 0, may_wait: true, request: 0 };
+    pub const DAEMON: Self = Context { uid: 0, gid: 0, pid: 0, waiter: None };
+}
 
-    /// The door to everything slow: passes only on a thread that may wait. To be called before
-    /// anything was changed, since the request starts anew elsewhere.
+impl Context<'_> {
+    /// The door to everything slow: returns when the request may wait for devices, the backing store,
+    /// other nodes and whoever has a file in hand while he waits for those. To be called
+    /// - without any lock, for whoever has one of the threads that may wait may want it: what was
+    ///   looked at under a lock is looked at again;
+    /// - before anything was changed, for the request may end here.
     ///
     /// # Errors
-    /// [`NodeError::MustWait`].
+    /// As [`Waiter::wait`].
     pub fn wait(&self) -> Result<()> {
-        if self.may_wait { Ok(()) } else { Err(NodeError::MustWait) }
+        self.waiter.map_or(Ok(()), Waiter::wait)
+    }
+
+    /// Whether it may wait already.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        self.waiter.is_none_or(Waiter::may_wait)
     }
 }
 
@@ -48,7 +94,8 @@ impl GivenUp {
     /// # Errors
     /// `EINTR`, which nobody hears, if it was given up.
     pub(crate) fn check(&self, context: &Context) -> Result<()> {
-        if context.request != 0 && self.0.lock().contains(&context.request) {
+        let number = context.waiter.map_or(0, Waiter::number);
+        if number != 0 && self.0.lock().contains(&number) {
             return Err(Errno::INTR.into());
         }
         Ok(())

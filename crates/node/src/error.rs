@@ -11,11 +11,6 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// The operation has to wait for the backing store or for room on a tier, and the caller said
-    /// that it must not. Nothing was changed: the same call may be made again from a thread that
-    /// may wait. Never shown to a user.
-    #[error("the operation must wait for a slow device")]
-    MustWait,
     /// An ordinary refusal of the file system, as POSIX names it.
     #[error("{0}")]
     Posix(rustix::io::Errno),
@@ -36,7 +31,7 @@ pub enum NodeError {
     /// The node is shutting down.
     #[error("the mount is being taken down")]
     ShuttingDown,
-    /// The waiting room of the worker pool is full.
+    /// The operation has to wait, and can't: the waiting room of the worker pool is full.
     #[error("too many operations wait for the backing store: try again")]
     Busy,
     /// Work that must not be interrupted did not end within the time limit.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_types::Ino;
 
 use crate::config::{NodeConfig, TierConfig};
-use crate::context::Context;
+use crate::context::{AtOnce, Context};
 use crate::node::Node;
 
 #[test]
@@ -46,7 +46,7 @@ fn go_on_while_shared_locks_are_held(recorded: bool) {
     let (send, receive) = mpsc::channel();
     let program = node.clone();
     let reader = std::thread::spawn(move || {
-        let context = Context { may_wait: false, ..Context::DAEMON };
+        let context = Context { waiter: Some(&AtOnce), ..Context::DAEMON };
         let mut buffer = [0; 4096];
         for _ in 0..100 {
             program.read(&context, free_fh, 4096, &mut buffer).expect("read");

@@ -4,9 +4,9 @@
 //! nothing by itself about what stays on the tiers (`forebay-core` does), knows no FUSE
 //! (`forebay-fuse` does) and no format on disk (`forebay-meta` and `forebay-store` do).
 //!
-//! An operation that would have to wait for the backing store or for room fails with
-//! [`NodeError::MustWait`] on a thread that must not wait ([`Context::may_wait`]), without having
-//! changed anything; the caller then makes the same call on a thread that may.
+//! An operation that has to wait for the backing store, for room or for another node says so
+//! ([`Context::wait`]) and goes on where it stands; on which thread that is, the [`Waiter`] knows that
+//! its caller gave it.
 
 mod busiest;
 mod clock;
@@ -49,7 +49,7 @@ pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
     WritebackPolicy,
 };
-pub use context::Context;
+pub use context::{AtOnce, Context, Waiter};
 pub use defects::{BackgroundKind, BackgroundWork, SetAsideWork, background_work_in_hand};
 pub use error::{NodeError, Result};
 pub use failpoints::{arm_fail_points, fail_points};
@@ -57,8 +57,8 @@ pub use forebay_core::cluster::grants::Fact;
 pub use forebay_core::cluster::locks::{Family, Mode, Span};
 pub use forebay_core::cluster::redundancy::Redundancy;
 pub use forebay_meta::{
-    Attr, EngineError, Error as MetaError, Moment, NodeStatus, Owned, ServerLog, ServerReport,
-    Teller,
+    Attr, EngineError, Error as MetaError, Moment, NameIn, NodeStatus, Owned, ServerLog,
+    ServerReport, Teller,
 };
 pub use forebay_store::tier::check_dir as check_tier_dir;
 pub use forebay_store::{ErrorClass, StoreError};

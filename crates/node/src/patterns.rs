@@ -138,6 +138,17 @@ impl Tally {
     }
 }
 
+/// Who reads or writes: a process, by way of an open file.
+#[derive(Clone, Copy)]
+pub(crate) struct Accessor<'a> {
+    /// The number of the open file.
+    pub fh: u64,
+    /// The open file.
+    pub handle: &'a Handle,
+    /// The process.
+    pub pid: u32,
+}
+
 impl Recorder {
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
@@ -162,7 +173,7 @@ impl Recorder {
     }
 
     /// What a handle had added up: at the last moment of its slot that is past.
-    fn send_packed(&self, packed: u64, (fh, ino, pid): (u64, u64, u32), now: u64) {
+    fn send_packed(&self, packed: u64, fh: u64, ino: u64, pid: u32, now: u64) {
         let slots = 1u64 << SLOT_BITS;
         let slot = packed >> COUNT_BITS & (slots - 1);
         let current = now / SLOT;
@@ -199,7 +210,7 @@ impl Recorder {
         if self.is_on() {
             let (at, ino) = (self.now(), handle.file.ino.0);
             if let Some(packed) = handle.tally.take() {
-                self.send_packed(packed, (fh, ino, 0), at);
+                self.send_packed(packed, fh, ino, 0, at);
             }
             let what = What::Closed;
             self.send(Event {
@@ -218,23 +229,18 @@ impl Recorder {
 
     /// Bytes were read or written: from a tier of this node (`here`) or by way of anything slower.
     #[inline]
-    pub(crate) fn note(
-        &self,
-        (fh, handle, pid): (u64, &Handle, u32),
-        (offset, len): (u64, usize),
-        write: bool,
-        here: bool,
-    ) {
+    pub(crate) fn note(&self, by: Accessor<'_>, offset: u64, len: usize, write: bool, here: bool) {
         if self.is_on() && len > 0 {
-            self.note_rows((fh, handle, pid), (offset, len as u64), write, here);
+            self.note_rows(by, offset, len as u64, write, here);
         }
     }
 
     #[cold]
     fn note_rows(
         &self,
-        (fh, handle, pid): (u64, &Handle, u32),
-        (offset, len): (u64, u64),
+        Accessor { fh, handle, pid }: Accessor<'_>,
+        offset: u64,
+        len: u64,
         write: bool,
         here: bool,
     ) {
@@ -249,7 +255,7 @@ impl Recorder {
             if here {
                 let key = Tally::key(piece, write, now / SLOT);
                 if let Some(packed) = handle.tally.add(key, count) {
-                    self.send_packed(packed, (fh, ino, pid), now);
+                    self.send_packed(packed, fh, ino, pid, now);
                 }
             } else {
                 let what = if write { What::Write } else { What::Read };

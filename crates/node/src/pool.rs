@@ -1,6 +1,6 @@
 //! The slow pool: threads that wait for slow devices so that nobody else has to.
 //!
-//! A request that would have to wait is tried again here. Threads are started when all others are
+//! A request that has to wait goes on here. Threads are started when all others are
 //! busy, up to a limit, and end after idling. The queue is bounded: what does not fit is refused.
 //!
 //! Users take turns, and none has all threads or all places: a program that asks for a thousand things

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Queue};
-use forebay_node::{CheckRequest, Checked, SetAttr, check};
+use forebay_node::{CheckRequest, Checked, NameIn, SetAttr, check};
 use forebay_store::tier::DirTier;
 use forebay_store::{Header, Tier};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
@@ -349,7 +349,8 @@ fn lost_file_when_it_is_replaced_in_any_way_then_it_is_the_new_one() {
             "rename over" => {
                 rig.put("other", b"new");
                 let root = forebay_node::Ino::ROOT;
-                node.rename(&CONTEXT, (root, b"other"), (root, b"file"), 0).unwrap();
+                node.rename(&CONTEXT, NameIn::new(root, b"other"), NameIn::new(root, b"file"), 0)
+                    .unwrap();
             }
             _ => {
                 node.unlink(&CONTEXT, forebay_node::Ino::ROOT, b"file").unwrap();

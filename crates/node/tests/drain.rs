@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_node::{
-    Durability, Ino, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, WritebackPolicy,
+    Durability, Ino, NameIn, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, WritebackPolicy,
 };
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -96,7 +96,9 @@ fn directory_when_the_daemon_dies_after_its_entries_were_written_then_it_gets_it
     let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), late);
     let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
     rig.put("file", b"bytes");
-    rig.node().rename(&CONTEXT, (Ino::ROOT, b"file"), (dir, b"file"), 0).unwrap();
+    rig.node()
+        .rename(&CONTEXT, NameIn::new(Ino::ROOT, b"file"), NameIn::new(dir, b"file"), 0)
+        .unwrap();
     let then = Timestamp::new(1_000_000_000, 0);
     let set = SetAttr { mtime: Some(SetTime::At(then)), ..SetAttr::default() };
     rig.node().setattr(&CONTEXT, dir, &set).unwrap();

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use forebay_node::{Ino, SetAttr, SetTime, Timestamp};
+use forebay_node::{Ino, NameIn, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -176,7 +176,7 @@ fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_
     let rig = rig();
     let (fh, ours) = written_and_synced(&rig);
     let ino = rig.ino("file");
-    let (from, to) = ((Ino::ROOT, &b"file"[..]), (Ino::ROOT, &b"renamed"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"renamed"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     std::fs::remove_file(rig.backing().join("file")).unwrap();
     drop(rig.node().writeback().reconcile(ino));

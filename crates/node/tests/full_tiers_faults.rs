@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, NodeConfig, SetAttr};
+use forebay_node::{Ino, NameIn, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random};
@@ -201,7 +201,13 @@ fn carry_out(rig: &Rig, model: &Model, index: usize, step: Step) {
                 Step::Unlink { .. } => node.unlink(&CONTEXT, bytes.0, bytes.1).unwrap(),
                 Step::Rename { to, .. } => {
                     let to = file_name(to);
-                    node.rename(&CONTEXT, bytes, (Ino::ROOT, to.as_bytes()), 0).unwrap();
+                    node.rename(
+                        &CONTEXT,
+                        NameIn::new(bytes.0, bytes.1),
+                        NameIn::new(Ino::ROOT, to.as_bytes()),
+                        0,
+                    )
+                    .unwrap();
                 }
                 Step::Link { to, .. } if found(node, to).is_none() => {
                     let to = file_name(to);

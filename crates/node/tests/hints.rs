@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::log;
-use forebay_node::{Context, HintPart, HintReport, Hinted, Ino, Node, NodeConfig, TierConfig};
+use forebay_node::{
+    AtOnce, Context, HintPart, HintReport, Hinted, Ino, Node, NodeConfig, TierConfig,
+};
 use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Verdict};
 use forebay_store::tier::DirTier;
@@ -309,9 +311,9 @@ fn open_that_has_to_wait_when_made_again_then_counts_once() {
     let rig = Rig::new(2, 4 * KIB, MIB, Duration::ZERO, |_| {});
     let ino = rig.ino(1);
     rig.node.start_trace().unwrap();
-    let hasty = Context { may_wait: false, ..CONTEXT };
+    let hasty = Context { waiter: Some(&AtOnce), ..CONTEXT };
     let refused = rig.node.open(&hasty, ino, libc::O_RDONLY).unwrap_err();
-    assert!(matches!(refused, forebay_node::NodeError::MustWait), "{refused}");
+    assert!(matches!(refused, forebay_node::NodeError::Busy), "{refused}");
     rig.read(1);
     assert_eq!(rig.node.take_trace(10, true).unwrap().opens.len(), 1);
 }

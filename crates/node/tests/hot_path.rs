@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, Node, NodeConfig, TierConfig};
+use forebay_node::{AtOnce, Context, Ino, Node, NodeConfig, TierConfig};
 
 struct Counting;
 
@@ -30,7 +30,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// A program's request on a thread that may not wait.
-const PROGRAM: Context = Context { uid: 1000, gid: 1000, pid: 0, may_wait: false, request: 0 };
+const PROGRAM: Context = Context { uid: 1000, gid: 1000, pid: 0, waiter: Some(&AtOnce) };
 
 #[test]
 fn warm_reads_and_writes_allocate_nothing() {

@@ -4,18 +4,87 @@
 
 mod rig;
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::fmt;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, SetAttr};
+use forebay_node::{Context, Ino, NameIn, Result, SetAttr, Waiter};
 use forebay_store::decorators::{Operation, Stuck, Transparent};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
 /// Fail points are the process's.
 static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-/// A request that has a number, by which it is given up.
-const LATE: Context = Context { request: 7, ..CONTEXT };
+/// A request that waits already and has a number, by which it is given up.
+const LATE: Context = Context { waiter: Some(&Numbered), ..CONTEXT };
+const NUMBER: u64 = 7;
+
+#[derive(Debug)]
+struct Numbered;
+
+impl Waiter for Numbered {
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+
+    fn number(&self) -> u64 {
+        NUMBER
+    }
+}
+
+/// A request that waits once, while others do something.
+struct Meanwhile<'a> {
+    waited: Cell<bool>,
+    others: &'a dyn Fn(),
+}
+
+impl<'a> Meanwhile<'a> {
+    fn others(others: &'a dyn Fn()) -> Self {
+        Meanwhile { waited: Cell::new(false), others }
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { waiter: Some(self), ..CONTEXT }
+    }
+}
+
+impl Waiter for Meanwhile<'_> {
+    fn wait(&self) -> Result<()> {
+        if !self.waited.replace(true) {
+            (self.others)();
+        }
+        Ok(())
+    }
+
+    fn may_wait(&self) -> bool {
+        self.waited.get()
+    }
+
+    fn number(&self) -> u64 {
+        0
+    }
+}
+
+impl fmt::Debug for Meanwhile<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meanwhile").field("waited", &self.waited).finish_non_exhaustive()
+    }
+}
+
+/// Whether what the tier has of a file counts as durable.
+fn is_synced(rig: &Rig, ino: Ino) -> bool {
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    let paths = fans.map(|fan| fan.unwrap().path().join(format!("{:016x}", ino.0)));
+    let object = paths.into_iter().find(|path| path.exists()).expect("an object");
+    let mut header = vec![0; 4096];
+    rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
+    header[10] & 128 != 0
+}
 
 /// Has `late` stop at a point; then it is given up, `newer` is done, and it may go on.
 fn given_up_at<T: Send>(
@@ -28,11 +97,11 @@ fn given_up_at<T: Send>(
     std::thread::scope(|scope| {
         let late = scope.spawn(late);
         std::thread::sleep(Duration::from_millis(200));
-        rig.node().give_up_request(LATE.request);
+        rig.node().give_up_request(NUMBER);
         newer();
         fail::remove(point);
         let outcome = late.join().unwrap();
-        rig.node().forget_request(LATE.request);
+        rig.node().forget_request(NUMBER);
         outcome
     })
 }
@@ -82,7 +151,7 @@ fn rename_that_was_given_up_while_it_synced_when_it_goes_on_then_a_newer_file_ke
     let _alone = ONE_AT_A_TIME.lock();
     let rig = Rig::small(16 * MIB);
     rig.put("from", b"old");
-    let (from, to) = ((Ino::ROOT, &b"from"[..]), (Ino::ROOT, &b"to"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"from"), NameIn::new(Ino::ROOT, b"to"));
     let outcome = given_up_at(
         "node.rename.decided",
         &rig,
@@ -106,17 +175,59 @@ fn file_that_is_synced_right_before_another_takes_its_name_then_that_one_is_dura
         node.fsync(&CONTEXT, old, false).unwrap();
     })
     .unwrap();
-    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"new"), NameIn::new(Ino::ROOT, b"name"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     fail::remove("node.rename.decided");
     assert_eq!(rig.ino("name"), ino);
-    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
-    let paths = fans.map(|fan| fan.unwrap().path().join(format!("{:016x}", ino.0)));
-    let object = paths.into_iter().find(|path| path.exists()).expect("an object");
-    let mut header = vec![0; 4096];
-    rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
-    assert!(header[10] & 128 != 0, "it was not synced");
+    assert!(is_synced(&rig, ino));
     rig.node().release(old);
+}
+
+#[test]
+fn rename_that_waits_when_its_file_is_another_one_then_that_one_is_durable_first() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::small(8 * MIB);
+    for name in ["new", "newer"] {
+        rig.put(name, &noise(1, 20_480));
+    }
+    let old = rig.create("name");
+    rig.write(old, 0, &noise(2, 20_480));
+    rig.node().fsync(&CONTEXT, old, false).unwrap();
+    let newer = rig.ino("newer");
+    let at = |name: &'static str| NameIn::new(Ino::ROOT, name.as_bytes());
+    let others = || rig.node().rename(&CONTEXT, at("newer"), at("new"), 0).unwrap();
+    let waits = Meanwhile::others(&others);
+    rig.node().rename(&waits.context(), at("new"), at("name"), 0).unwrap();
+    assert!(waits.waited.get(), "what it moves was not synced");
+    assert_eq!(rig.ino("name"), newer);
+    assert!(is_synced(&rig, newer));
+    rig.node().release(old);
+}
+
+#[test]
+fn allocation_that_waits_for_the_room_of_the_store_then_has_not_the_file_in_hand() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let rig = Rig::new(&[MIB], Arc::new(Transparent), |_| {});
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(1, 100 * KIB));
+    let others = || {
+        let (send, receive) = mpsc::channel();
+        let node = rig.node().clone();
+        std::thread::spawn(move || {
+            let set = SetAttr { size: Some(7), ..SetAttr::default() };
+            let ino = node.lookup(&CONTEXT, Ino::ROOT, b"file").unwrap().unwrap().ino;
+            send.send(node.setattr(&CONTEXT, ino, &set).is_ok())
+        });
+        assert_eq!(receive.recv_timeout(Duration::from_secs(20)), Ok(true), "nobody gets the file");
+    };
+    let waits = Meanwhile::others(&others);
+    // Far more than the tier has room for.
+    rig.node().fallocate(&waits.context(), fh, 0, 3 * MIB, 0).unwrap();
+    assert!(waits.waited.get(), "the room was known");
+    let bytes = rig.read_all(fh);
+    assert_eq!(bytes.len() as u64, 3 * MIB);
+    assert!(bytes[..7] == noise(1, 7) && bytes[7..].iter().all(|byte| *byte == 0));
+    rig.node().release(fh);
 }
 
 #[test]
@@ -178,7 +289,7 @@ fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed(
     let root = Ino::ROOT;
     let late: [&(dyn Fn() -> bool + Sync); 6] = [
         &|| node.unlink(&LATE, root, b"a").is_ok(),
-        &|| node.rename(&LATE, (root, b"a"), (root, b"b"), 0).is_ok(),
+        &|| node.rename(&LATE, NameIn::new(root, b"a"), NameIn::new(root, b"b"), 0).is_ok(),
         &|| node.rmdir(&LATE, root, b"dir").is_ok(),
         &|| node.link(&LATE, rig.ino("b"), root, b"c").is_ok(),
         &|| node.mkdir(&LATE, root, b"d", 0o755, 0).is_ok(),
@@ -195,11 +306,11 @@ fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed(
             while stuck.waiting() == 0 && !late.is_finished() {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            rig.node().give_up_request(LATE.request);
+            rig.node().give_up_request(NUMBER);
             stuck.release();
             late.join().unwrap()
         });
-        rig.node().forget_request(LATE.request);
+        rig.node().forget_request(NUMBER);
         assert!(!done, "number {index} was carried out");
         assert_eq!(rig.get("a"), b"a");
         assert_eq!(rig.get("b"), b"b");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, NodeError, Remaining};
+use forebay_node::{Ino, NameIn, Node, NodeError, Remaining};
 use forebay_store::decorators::{FoldingBacking, Interceptor, Operation, Transparent, Verdict};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking};
@@ -75,7 +75,7 @@ fn refused(rig: &Rig) -> Vec<String> {
 
 fn set_xattr(rig: &Rig, name: &str, len: u64) -> Result<(), NodeError> {
     let value = noise(3, len);
-    rig.node().set_xattr(&CONTEXT, rig.ino(name), (b"user.large", &value), 0, false)
+    rig.node().set_xattr(&CONTEXT, rig.ino(name), b"user.large", &value, 0, false)
 }
 
 #[test]
@@ -261,7 +261,9 @@ fn directory_that_can_not_be_moved_when_drained_then_named_and_its_files_are_bel
     rig.node().release(made.1.fh);
     rig.put("beside", b"beside");
     drain(&rig);
-    rig.node().rename(&CONTEXT, (Ino::ROOT, b"dir"), (Ino::ROOT, b"moved"), 0).unwrap();
+    rig.node()
+        .rename(&CONTEXT, NameIn::new(Ino::ROOT, b"dir"), NameIn::new(Ino::ROOT, b"moved"), 0)
+        .unwrap();
     let fh = rig.node().open(&CONTEXT, made.0.ino, libc::O_RDWR).unwrap().fh;
     rig.write(fh, 0, b"INSIDE");
     rig.node().release(fh);
@@ -291,7 +293,9 @@ fn name_that_the_store_forbids_when_drained_then_named_and_the_others_are_there(
     assert_eq!(refused(&rig), ["a:b"]);
     assert_eq!(rig.plain("fine"), b"fine");
     assert_eq!(rig.get("a:b"), b"forbidden", "kept on the tier");
-    rig.node().rename(&CONTEXT, (Ino::ROOT, b"a:b"), (Ino::ROOT, b"ab"), 0).unwrap();
+    rig.node()
+        .rename(&CONTEXT, NameIn::new(Ino::ROOT, b"a:b"), NameIn::new(Ino::ROOT, b"ab"), 0)
+        .unwrap();
     assert_eq!(drain(&rig), Remaining::default());
     assert_eq!(rig.plain("ab"), b"forbidden");
 }
@@ -302,7 +306,7 @@ fn attributes_of_a_file_when_they_are_more_than_a_mebibyte_together_then_the_nex
     rig.put("file", b"bytes");
     let set = |number: usize, len: u64| {
         let (name, value) = (format!("user.number{number}"), noise(3, len));
-        rig.node().set_xattr(&CONTEXT, rig.ino("file"), (name.as_bytes(), &value), 0, false)
+        rig.node().set_xattr(&CONTEXT, rig.ino("file"), name.as_bytes(), &value, 0, false)
     };
     let refused = (0..2000).find_map(|number| set(number, 1000).err().map(|error| (number, error)));
     let (number, error) = refused.expect("there is an end");
@@ -363,7 +367,8 @@ fn names_that_differ_in_case_when_the_store_takes_them_for_one_then_the_second_w
     assert_eq!((rig.get("README"), rig.get("readme")), (b"first".to_vec(), b"second".to_vec()));
     assert_eq!((rig.plain("README"), rig.plain("fine")), (b"first".to_vec(), b"fine".to_vec()));
     for (old, new) in [("readme", "two"), ("rEADME", "three"), ("dir", "dir2"), ("DIR", "link")] {
-        let (old, new) = ((Ino::ROOT, old.as_bytes()), (Ino::ROOT, new.as_bytes()));
+        let (old, new) =
+            (NameIn::new(Ino::ROOT, old.as_bytes()), NameIn::new(Ino::ROOT, new.as_bytes()));
         rig.node().rename(&CONTEXT, old, new, 0).unwrap();
     }
     assert_eq!(drain(&rig), Remaining::default());
@@ -385,7 +390,9 @@ fn name_that_differs_in_case_when_the_other_is_removed_or_the_file_itself_then_i
     assert_eq!(left, Remaining::default());
     assert_eq!(rig.plain("readme"), b"second");
     // It keeps its old spelling there, if the store has it so.
-    rig.node().rename(&CONTEXT, (Ino::ROOT, b"readme"), (Ino::ROOT, b"Readme"), 0).unwrap();
+    rig.node()
+        .rename(&CONTEXT, NameIn::new(Ino::ROOT, b"readme"), NameIn::new(Ino::ROOT, b"Readme"), 0)
+        .unwrap();
     let left = drain(&rig);
     assert_eq!(left.entries, left.refused, "{left:?}");
     assert_eq!(rig.get("Readme"), b"second");
@@ -417,7 +424,12 @@ fn names_that_differ_at_the_end_when_the_store_drops_it_then_the_second_waits_an
             let both = (rig.get(first), rig.get(second));
             assert_eq!(both, (b"first".to_vec(), b"the second".to_vec()), "{first} {second}");
             rig.node()
-                .rename(&CONTEXT, (Ino::ROOT, second.as_bytes()), (Ino::ROOT, b"other"), 0)
+                .rename(
+                    &CONTEXT,
+                    NameIn::new(Ino::ROOT, second.as_bytes()),
+                    NameIn::new(Ino::ROOT, b"other"),
+                    0,
+                )
                 .unwrap();
             let left = drain(&rig);
             let left = if left == Remaining::default() { left } else { drain(&rig) };
@@ -493,7 +505,10 @@ fn names_when_the_store_drops_their_ends_then_those_are_refused_at_the_call() {
         invalid(node.mkdir(&CONTEXT, root, name, 0o755, 0o022).map(drop));
         invalid(node.symlink(&CONTEXT, root, name, b"plain").map(drop));
         invalid(node.link(&CONTEXT, rig.ino("plain"), root, name).map(drop));
-        invalid(node.rename(&CONTEXT, (root, b"plain"), (root, name), 0).map(drop));
+        invalid(
+            node.rename(&CONTEXT, NameIn::new(root, b"plain"), NameIn::new(root, name), 0)
+                .map(drop),
+        );
     }
     rig.put(".dots. in the middle", b"second");
     assert_eq!(drain(&rig), Remaining::default());

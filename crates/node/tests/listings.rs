@@ -75,8 +75,7 @@ fn attribute_that_is_set_when_others_are_read_along_then_stays() {
     list(&rig, |ino, _| {
         number += 1;
         if number % 3 == 0 {
-            let set = (&b"user.mine"[..], &b"new"[..]);
-            rig.node().set_xattr(&CONTEXT, ino, set, 0, false).unwrap();
+            rig.node().set_xattr(&CONTEXT, ino, b"user.mine", b"new", 0, false).unwrap();
         } else {
             let _ = rig.node().get_xattr(&CONTEXT, ino, b"user.mine");
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NodeError, SetAttr, WritebackPolicy};
+use forebay_node::{Ino, NameIn, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise, random};
@@ -468,7 +468,7 @@ impl Round {
                     return;
                 }
                 let (Some(old), Some(new)) = (self.at(from), self.at(to)) else { return };
-                let (old, new) = ((old.0, &old.1[..]), (new.0, &new.1[..]));
+                let (old, new) = (NameIn::new(old.0, &old.1), NameIn::new(new.0, &new.1));
                 self.again(step, || node.rename(&CONTEXT, old, new, 0));
                 if self.names.get(&from) != self.names.get(&to)
                     && let Some(file) = self.names.remove(&from)
@@ -496,8 +496,8 @@ impl Round {
                 None
             }
             (Some(number), Some(name)) => {
-                let (old, new) = ((Ino::ROOT, name.as_bytes()), directory_name(1 - number));
-                let new = (Ino::ROOT, new.as_bytes());
+                let new = directory_name(1 - number);
+                let [old, new] = [&name, &new].map(|name| NameIn::new(Ino::ROOT, name.as_bytes()));
                 self.again(&name, || node.rename(&CONTEXT, old, new, 0));
                 Some(1 - number)
             }

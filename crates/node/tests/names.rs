@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, NodeConfig, SetAttr};
+use forebay_node::{Ino, NameIn, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
 
@@ -88,10 +88,11 @@ fn listing_with_attributes_when_files_change_between_its_pages_then_shows_them_a
     let mode = SetAttr { mode: Some(0o400), ..SetAttr::default() };
     node.setattr(&CONTEXT, locked_ino, &mode).expect("chmod");
     node.unlink(&CONTEXT, dir, gone.as_bytes()).expect("unlink");
-    node.rename(&CONTEXT, (dir, moved.as_bytes()), (Ino::ROOT, b"moved"), 0).expect("rename");
+    node.rename(&CONTEXT, NameIn::new(dir, moved.as_bytes()), NameIn::new(Ino::ROOT, b"moved"), 0)
+        .expect("rename");
     let other = make(&node, Ino::ROOT, "other");
-    let from = (Ino::ROOT, &b"other"[..]);
-    node.rename(&CONTEXT, from, (dir, replaced.as_bytes()), 0).expect("replace");
+    let from = NameIn::new(Ino::ROOT, b"other");
+    node.rename(&CONTEXT, from, NameIn::new(dir, replaced.as_bytes()), 0).expect("replace");
     rest(&node, dir, offset, &mut shown);
 
     assert_eq!(shown.get(&locked), Some(&(locked_ino, 0o400)));

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, Node, NodeConfig, SetAttr, TierConfig};
+use forebay_node::{Context, Ino, NameIn, Node, NodeConfig, SetAttr, TierConfig};
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -153,7 +153,9 @@ fn file_when_replaced_before_its_last_close_then_whoever_looked_it_up_can_still_
     rig.node.release(second.fh);
     // Somebody has looked "first" up, and another program replaces it before its writer's last
     // close comes in, which the kernel sends when it likes.
-    rig.node.rename(&CONTEXT, (Ino::ROOT, b"second"), (Ino::ROOT, b"first"), 0).unwrap();
+    rig.node
+        .rename(&CONTEXT, NameIn::new(Ino::ROOT, b"second"), NameIn::new(Ino::ROOT, b"first"), 0)
+        .unwrap();
     rig.node.release(still_open.fh);
     let found = rig.node.open(&CONTEXT, first.ino, libc::O_RDONLY).unwrap();
     let mut bytes = [0; 8];

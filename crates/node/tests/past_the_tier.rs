@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Coherence, Context, NodeConfig, SetAttr, SetTime, Timestamp};
+use forebay_node::{AtOnce, Coherence, Context, NodeConfig, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
 use rig::passing::PassingRig;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
 /// A thread that reads requests.
-const READER: Context = Context { may_wait: false, ..CONTEXT };
+const READER: Context = Context { waiter: Some(&AtOnce), ..CONTEXT };
 /// For what must not wait for a store that hangs, on any machine.
 const LIMIT: Duration = Duration::from_secs(30);
 

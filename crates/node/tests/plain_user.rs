@@ -16,7 +16,7 @@ use rig::{KIB, MIB, Rig, noise};
 const DIR: &str = "FOREBAY_USER_DIR";
 const USER: u32 = 65_534;
 const OTHER_GROUP: u32 = 12_345;
-const CONTEXT: Context = Context { uid: USER, gid: USER, pid: 0, may_wait: true, request: 0 };
+const CONTEXT: Context = Context { uid: USER, gid: USER, pid: 0, waiter: None };
 
 fn drain(rig: &Rig) {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(5);

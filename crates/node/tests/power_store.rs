@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_node::Ino;
+use forebay_node::{Ino, NameIn};
 use forebay_store::decorators::{Interceptor, Operation, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -73,7 +73,8 @@ fn cut_after(rig: &mut Rig, by: &DownAfter, operation: Operation, ino: Ino, know
 }
 
 fn rename(rig: &Rig, from: &str, to: &str) {
-    let (from, to) = ((Ino::ROOT, from.as_bytes()), (Ino::ROOT, to.as_bytes()));
+    let (from, to) =
+        (NameIn::new(Ino::ROOT, from.as_bytes()), NameIn::new(Ino::ROOT, to.as_bytes()));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
 }
 

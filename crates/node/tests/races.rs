@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, Node, SetAttr, SetTime, Timestamp, WritebackPolicy};
+use forebay_node::{Ino, NameIn, Node, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -321,14 +321,18 @@ const MOVES: u32 = 3;
 
 impl Interceptor for Moving {
     fn before(&self, operation: Operation, _: u64) -> Verdict {
+        // A listing in the background looks at files, too.
+        if operation != Operation::Open {
+            return Verdict::Pass;
+        }
         // None while it is at it.
         let Some(mut moves) = self.moves.try_lock() else { return Verdict::Pass };
         let node = self.node.lock().upgrade();
-        if let Some(node) = node.filter(|_| operation == Operation::Open && *moves < MOVES) {
+        if let Some(node) = node.filter(|_| *moves < MOVES) {
             let [from, to] = [*moves, *moves + 1].map(|number| number.to_string());
-            let [from, to] = [&from, &to].map(|name| (Ino::ROOT, name.as_bytes()));
+            let [from, to] = [&from, &to].map(|name| NameIn::new(Ino::ROOT, name.as_bytes()));
             node.rename(&CONTEXT, from, to, 0).unwrap();
-            let moved = node.lookup(&CONTEXT, Ino::ROOT, to.1).unwrap().unwrap();
+            let moved = node.lookup(&CONTEXT, Ino::ROOT, to.name).unwrap().unwrap();
             node.writeback().reconcile(moved.ino).unwrap();
             *moves += 1;
         }

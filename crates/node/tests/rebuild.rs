@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_node::{CheckRequest, Context, Ino, Node, NodeConfig, TierConfig, WritebackPolicy};
+use forebay_node::{
+    CheckRequest, Context, Ino, NameIn, Node, NodeConfig, TierConfig, WritebackPolicy,
+};
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -40,7 +42,13 @@ impl Rig {
             node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE).unwrap();
         node.write(&CONTEXT, opened.fh, 0, bytes).unwrap();
         node.release(opened.fh);
-        node.rename(&CONTEXT, (Ino::ROOT, b"new"), (Ino::ROOT, name.as_bytes()), 0).unwrap();
+        node.rename(
+            &CONTEXT,
+            NameIn::new(Ino::ROOT, b"new"),
+            NameIn::new(Ino::ROOT, name.as_bytes()),
+            0,
+        )
+        .unwrap();
     }
 
     /// Stops without a drain, loses the index and rebuilds it.
@@ -115,7 +123,8 @@ fn a_file_whose_name_another_has_now_when_the_index_is_lost_then_both_come_back(
     rig.save("first", b"published");
     assert_eq!(rig.contents(), [b"published"]);
     let node = rig.node();
-    node.rename(&CONTEXT, (Ino::ROOT, b"first"), (Ino::ROOT, b"moved"), 0).unwrap();
+    node.rename(&CONTEXT, NameIn::new(Ino::ROOT, b"first"), NameIn::new(Ino::ROOT, b"moved"), 0)
+        .unwrap();
     let (_, opened) =
         node.create_and_open(&CONTEXT, Ino::ROOT, b"first", (0o600, 0), WRITE).unwrap();
     node.write(&CONTEXT, opened.fh, 0, b"newer").unwrap();
@@ -188,7 +197,8 @@ fn names_when_files_and_directories_were_renamed_and_the_index_is_lost_then_the_
         }
     }
     rig.save("saved", b"saved");
-    node.rename(&CONTEXT, (Ino::ROOT, b"dir"), (Ino::ROOT, b"other"), 0).unwrap();
+    node.rename(&CONTEXT, NameIn::new(Ino::ROOT, b"dir"), NameIn::new(Ino::ROOT, b"other"), 0)
+        .unwrap();
     node.unlink(&CONTEXT, Ino::ROOT, b"linked").unwrap();
     node.unlink(&CONTEXT, Ino::ROOT, b"gone").unwrap();
     drop(node);

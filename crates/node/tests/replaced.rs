@@ -5,7 +5,7 @@ mod rig;
 
 use std::sync::Arc;
 
-use forebay_node::Ino;
+use forebay_node::{Ino, NameIn};
 use forebay_store::decorators::Transparent;
 use rig::device::{Device, TierSyncs};
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -22,7 +22,7 @@ fn rig_with_a_name() -> (Rig, Arc<Device>) {
 
 /// `new`, of these bytes, takes the name of the other, and the power fails: one of them is shown, whole.
 fn replace_and_cut_the_power(rig: &mut Rig, device: &Device, bytes: &[u8], what: &str) {
-    let (from, to) = ((Ino::ROOT, &b"new"[..]), (Ino::ROOT, &b"name"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"new"), NameIn::new(Ino::ROOT, b"name"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     device.note_header();
     rig.crash();

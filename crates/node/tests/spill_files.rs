@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
-use forebay_node::{Context, Ino, NodeError, SetAttr};
+use forebay_node::{AtOnce, Context, Ino, NodeError, SetAttr};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -24,8 +24,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Where the namespace is made durable before spill files go.
 const SYNC: &str = "node.spill.before_sync";
 
-/// Who asks on a thread that may not wait.
-const READER: Context = Context { may_wait: false, ..CONTEXT };
+/// Whose request is not carried out if it has to wait.
+const READER: Context = Context { waiter: Some(&AtOnce), ..CONTEXT };
 
 /// Takes a fail point back at the end.
 struct Point(&'static str);
@@ -228,7 +228,7 @@ fn reader_that_empties_a_file_when_it_goes_past_the_tier_meanwhile_then_has_to_w
         let before = syncs.load(Ordering::Acquire);
         go.send(()).unwrap();
         let done = emptied.join().unwrap();
-        assert!(matches!(done, Err(NodeError::MustWait)), "{done:?}");
+        assert!(matches!(done, Err(NodeError::Busy)), "{done:?}");
         assert_eq!(syncs.load(Ordering::Acquire), before);
     });
     same(&rig.read_all(fh), &noise(4, 60 * KIB), "nothing has changed");

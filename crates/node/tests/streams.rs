@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_core::streams::disk::Disk;
 use forebay_node::metrics::Source;
 use forebay_node::{
-    Context, Ino, Node, NodeConfig, NodeError, OpenMode, StreamsConfig, TierConfig,
+    AtOnce, Context, Ino, Node, NodeConfig, NodeError, OpenMode, StreamsConfig, TierConfig,
 };
 use forebay_streams::device::Model;
 
@@ -73,8 +73,7 @@ impl Stage {
     }
 
     fn set_rate(&self, title: usize, rate: &str) -> Result<(), NodeError> {
-        let value = (RATE_NAME, rate.as_bytes());
-        self.node.set_xattr(&CONTEXT, self.ino(title), value, 0, false)
+        self.node.set_xattr(&CONTEXT, self.ino(title), RATE_NAME, rate.as_bytes(), 0, false)
     }
 
     fn state(&self, title: usize) -> String {
@@ -213,10 +212,11 @@ fn rates_when_senseless_or_without_streams_then_refused() {
         assert_eq!(errno(stage.set_rate(0, wrong)), libc::EINVAL, "{wrong}");
     }
     let dir = stage.node.mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
-    let on_dir = stage.node.set_xattr(&CONTEXT, dir, (RATE_NAME, b"1M"), 0, false);
+    let on_dir = stage.node.set_xattr(&CONTEXT, dir, RATE_NAME, b"1M", 0, false);
     assert_eq!(errno(on_dir), libc::EINVAL);
-    let state = (STATE_NAME, &b"admitted"[..]);
-    assert_eq!(errno(stage.node.set_xattr(&CONTEXT, stage.ino(0), state, 0, false)), libc::EPERM);
+    let ino = stage.ino(0);
+    let set = stage.node.set_xattr(&CONTEXT, ino, STATE_NAME, b"admitted", 0, false);
+    assert_eq!(errno(set), libc::EPERM);
     stage.set_rate(0, "1M").unwrap();
     stage.node.remove_xattr(&CONTEXT, stage.ino(0), RATE_NAME).unwrap();
     let without = Stage::with(1, 100_000, |_| {});
@@ -334,7 +334,7 @@ fn reader_when_it_jumps_then_the_right_bytes_and_the_stream_comes_along() {
 fn requests_that_may_not_wait_when_the_stream_has_nothing_then_told_so() {
     let stage = Stage::new(1, 600_000);
     let fh = stage.open(0);
-    let impatient = Context { may_wait: false, ..CONTEXT };
+    let impatient = Context { waiter: Some(&AtOnce), ..CONTEXT };
     let mut buffer = vec![0; 1000];
     let expected = content(0, 600_000);
     // What a stream has read ahead is had at once, in the end; until then nobody's time is taken.
@@ -342,13 +342,13 @@ fn requests_that_may_not_wait_when_the_stream_has_nothing_then_told_so() {
     loop {
         match stage.node.read(&impatient, fh, 0, &mut buffer) {
             Ok(read) => break assert!(buffer[..read] == expected[..read]),
-            Err(NodeError::MustWait) => std::thread::sleep(Duration::from_millis(10)),
+            Err(NodeError::Busy) => std::thread::sleep(Duration::from_millis(10)),
             Err(other) => panic!("{other}"),
         }
         assert!(begun.elapsed() < LIMIT);
     }
     let far = stage.node.read(&impatient, fh, 500_000, &mut buffer);
-    assert!(matches!(far, Err(NodeError::MustWait)));
+    assert!(matches!(far, Err(NodeError::Busy)));
     stage.node.release(fh);
 }
 
@@ -367,7 +367,7 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
     // In the time that the stream leaves.
     let begun = Instant::now();
     let mut buffer = vec![0; 1000];
-    let impatient = Context { may_wait: false, ..CONTEXT };
+    let impatient = Context { waiter: Some(&AtOnce), ..CONTEXT };
     while stage.node.metrics().bytes.of(Source::Fill).get() < 64 << 10 {
         assert!(begun.elapsed() < LIMIT, "nothing of it came to the tier");
         std::thread::sleep(Duration::from_millis(10));

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, SetAttr};
+use forebay_node::{Ino, NameIn, SetAttr};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
 use rustix::fs::XattrFlags;
@@ -50,7 +50,9 @@ fn take_the_known_name(rig: &Rig, goes: Goes) {
         Goes::Replaced => {
             let new = rig.node().create_and_open(&CONTEXT, dir, b"new", (0o644, 0), libc::O_RDWR);
             rig.node().release(new.unwrap().1.fh);
-            rig.node().rename(&CONTEXT, (dir, b"new"), (dir, b"x"), 0).unwrap();
+            rig.node()
+                .rename(&CONTEXT, NameIn::new(dir, b"new"), NameIn::new(dir, b"x"), 0)
+                .unwrap();
         }
     }
 }
@@ -121,7 +123,7 @@ fn attributes_of_a_file_when_its_known_name_goes_then_its_other_has_them() {
     let known = at(&rig, "a", "x").expect("there");
     let set = SetAttr { mode: Some(0o600), size: Some(4), ..SetAttr::default() };
     rig.node().setattr(&CONTEXT, known, &set).unwrap();
-    rig.node().set_xattr(&CONTEXT, known, (b"user.k", b"value"), 0, false).unwrap();
+    rig.node().set_xattr(&CONTEXT, known, b"user.k", b"value", 0, false).unwrap();
     take_the_known_name(&rig, Goes::Removed);
     rig.drain();
     let found = std::fs::metadata(rig.backing().join("b/x")).unwrap();

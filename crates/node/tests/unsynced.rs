@@ -6,7 +6,7 @@ mod rig;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_node::Ino;
+use forebay_node::{Ino, NameIn};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -49,7 +49,7 @@ fn power_cut_without_object(rig: &mut Rig, len: u64) {
 }
 
 fn replace(rig: &Rig) {
-    let (from, to) = ((Ino::ROOT, &b"file.new"[..]), (Ino::ROOT, &b"file"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"file.new"), NameIn::new(Ino::ROOT, b"file"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
 }
 
@@ -378,7 +378,7 @@ fn name_that_was_free_when_a_new_file_is_cut_short_then_what_was_removed_stays_r
 #[test]
 fn name_of_a_file_that_was_moved_when_a_new_one_is_cut_short_then_both_are_there() {
     let mut rig = rig();
-    let (from, to) = ((Ino::ROOT, &b"file"[..]), (Ino::ROOT, &b"moved"[..]));
+    let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"moved"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
     rig.node().fsync_dir(&CONTEXT, Ino::ROOT).unwrap();
     rig.put("file", &noise(2, V2));

@@ -79,11 +79,20 @@ pub enum Leave {
     Force(u64, Vec<Fact>),
 }
 
+/// Which lease of which partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseKey {
+    /// The partition.
+    pub partition: u16,
+    /// Its lease: later ones have greater numbers.
+    pub lease: u64,
+}
+
 /// A lease that a node has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// The partition, and which lease of it.
-    pub key: (u16, u64),
+    /// Which.
+    pub key: LeaseKey,
     /// For how long it can be relied on yet, in nanoseconds.
     pub left: u64,
 }
@@ -249,7 +258,7 @@ impl Grants {
     pub fn grant(
         &mut self,
         now: Tick,
-        (partition, lease): (u16, u64),
+        key: LeaseKey,
         facts: &mut [(Fact, u64)],
         looked_up: bool,
     ) -> bool {
@@ -261,9 +270,8 @@ impl Grants {
             moved.for_each(|(_, time)| *time = 0);
         }
         let Terms { slack, settle, .. } = self.terms;
-        let room = self.room(now, partition, facts.len());
-        let is_left = self.left.get(&partition).is_some_and(|left| *left >= lease);
-        let part = if is_left { None } else { self.granting(now, (partition, lease)) };
+        let room = self.room(now, key.partition, facts.len());
+        let part = if self.is_left(key) { None } else { self.granting(now, key) };
         let Some(part) = part else {
             facts.iter_mut().for_each(|(_, time)| *time = 0);
             return false;
@@ -279,13 +287,14 @@ impl Grants {
     /// What is under a name is about to be moved to another, of a directory whose partition this node
     /// has a lease of, or has not. What the kernel keeps of the old
     /// name it will keep of the new one, so that must be granted before. Unless it is [`Moving::Again`],
-    /// nothing is granted of the old name until [`Grants::moved`], which must follow when the answer was sent,
-    /// or [`Grants::put_off`], when there is none yet.
+    /// nothing is granted of the old name until [`Grants::moved`], which must follow when the answer was sent.
     pub fn rename(
         &mut self,
         now: Tick,
-        (partition, from): (u16, (u64, &[u8])),
-        (lease, to): (Option<Lease>, (u64, &[u8])),
+        partition: u16,
+        from: (u64, &[u8]),
+        lease: Option<Lease>,
+        to: (u64, &[u8]),
     ) -> Moving {
         let name: Name = (from.0, from.1.into());
         let known = |grants: &Grants, is_directory| {
@@ -334,15 +343,6 @@ impl Grants {
         }
     }
 
-    /// A move was begun and has to wait: it is begun once more, of the same call of the kernel, which has
-    /// looked the name up as often as it does.
-    pub fn put_off(&mut self, now: Tick, dir: u64, name: &[u8]) {
-        if let Some(mark) = self.moving.get_mut(&(dir, name.into())) {
-            mark.moves = mark.moves.saturating_sub(1);
-            mark.looked_up = now.after(self.terms.patience);
-        }
-    }
-
     /// Grants a fact that the kernel will have until then as it had another; for how much longer.
     fn grant_also(
         &mut self,
@@ -355,16 +355,20 @@ impl Grants {
         // Both times count from before the answers were sent.
         let fits = |valid: u64| time <= valid.saturating_add(self.terms.slack);
         let key = lease.filter(|lease| fits(lease.left))?.key;
-        let is_left = self.left.get(&key.0).is_some_and(|left| *left >= key.1);
-        if is_left {
+        if self.is_left(key) {
             return None;
         }
-        let room = self.room(now, key.0, 1);
+        let room = self.room(now, key.partition, 1);
         let part = self.granting(now, key)?;
         let is_new = part.note(fact, until, room > 0)?;
         part.sending += 1;
         self.facts += usize::from(is_new);
         Some(time)
+    }
+
+    /// Whether a lease was given up, or a later one of its partition.
+    fn is_left(&self, LeaseKey { partition, lease }: LeaseKey) -> bool {
+        self.left.get(&partition).is_some_and(|left| *left >= lease)
     }
 
     fn is_moving(&self, now: Tick, fact: &Fact) -> bool {
@@ -378,7 +382,8 @@ impl Grants {
     }
 
     /// The part of a partition under a lease, if something can be granted there.
-    fn granting(&mut self, now: Tick, (partition, lease): (u16, u64)) -> Option<&mut Part> {
+    fn granting(&mut self, now: Tick, key: LeaseKey) -> Option<&mut Part> {
+        let LeaseKey { partition, lease } = key;
         let is_over = |part: &Part| part.lease < lease && part.until <= now && part.sending == 0;
         if self.parts.get(&partition).is_some_and(is_over) {
             self.free(partition);
@@ -389,8 +394,8 @@ impl Grants {
     }
 
     /// The answer with facts that were granted under a lease was sent: the kernel counts from now.
-    pub fn sent(&mut self, now: Tick, (partition, lease): (u16, u64), facts: &[(Fact, u64)]) {
-        let Terms { slack, settle, .. } = self.terms;
+    pub fn sent(&mut self, now: Tick, key: LeaseKey, facts: &[(Fact, u64)]) {
+        let (Terms { slack, settle, .. }, LeaseKey { partition, lease }) = (self.terms, key);
         if let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease == lease) {
             part.sending = part.sending.saturating_sub(1);
             for (fact, time) in facts.iter().filter(|(_, time)| *time > 0) {
@@ -410,7 +415,8 @@ impl Grants {
     /// A lease is about to be given up, `for_good`, or can't be relied on for the moment: what is to
     /// be done before. Until [`Leave::Free`] nothing more is granted under it, and after a lease was
     /// left for good never.
-    pub fn leave(&mut self, now: Tick, (partition, lease): (u16, u64), for_good: bool) -> Leave {
+    pub fn leave(&mut self, now: Tick, key: LeaseKey, for_good: bool) -> Leave {
+        let LeaseKey { partition, lease } = key;
         if for_good {
             let left = self.left.entry(partition).or_default();
             *left = lease.max(*left);
@@ -473,8 +479,12 @@ impl Grants {
 
     /// The leases under which something was granted.
     #[must_use]
-    pub fn leases(&self) -> Vec<(u16, u64)> {
-        self.parts.iter().map(|(partition, part)| (*partition, part.lease)).collect()
+    pub fn leases(&self) -> Vec<LeaseKey> {
+        let key = |(partition, part): (&u16, &Part)| LeaseKey {
+            partition: *partition,
+            lease: part.lease,
+        };
+        self.parts.iter().map(key).collect()
     }
 
     fn free(&mut self, partition: u16) {

@@ -17,7 +17,17 @@ pub struct Lab {
 }
 
 impl Lab {
+    #[allow(dead_code, reason = "some of the tests have options of their own")]
     pub fn start(
+        adapt: impl FnOnce(&mut NodeConfig),
+        start: impl FnOnce(NodeConfig) -> forebay_node::Result<Arc<Node>>,
+    ) -> Option<Self> {
+        let options = MountOptions { allow_other: false, ..MountOptions::default() };
+        Self::start_with(&options, adapt, start)
+    }
+
+    pub fn start_with(
+        options: &MountOptions,
         adapt: impl FnOnce(&mut NodeConfig),
         start: impl FnOnce(NodeConfig) -> forebay_node::Result<Arc<Node>>,
     ) -> Option<Self> {
@@ -35,8 +45,7 @@ impl Lab {
         config.passthrough_reserve_bytes = 4 << 20;
         adapt(&mut config);
         let node = start(config).expect("the node starts");
-        let options = MountOptions { allow_other: false, ..MountOptions::default() };
-        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), &options, None);
+        let mounted = mount(Arc::clone(&node), home.path().join("mnt"), options, None);
         Some(Lab { mounted: Some(mounted.expect("mounted")), node, home })
     }
 

@@ -59,7 +59,7 @@ impl Node {
     }
 
     /// Somebody waits for a lock: if it is in the end for himself, he is told.
-    pub(super) fn end_circle(&self, cluster: &Cluster, (ino, holder): (Ino, Holder), ticket: u64) {
+    pub(super) fn end_circle(&self, cluster: &Cluster, ino: Ino, holder: Holder, ticket: u64) {
         if holder.family != Family::Ranges {
             return;
         }

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Attr, Incarnation, RecallAim, Record};
+use forebay_meta::{Attr, Incarnation, RecallAim, Record, Times};
 use forebay_peer::message::{Fault, Recall, RecallKind};
 use forebay_peer::{Body, Client, Error as PeerError};
 use forebay_types::{Ino, Timestamp};
@@ -186,12 +186,8 @@ impl Node {
     ///
     /// # Errors
     /// `EHOSTDOWN` if it can't be told, and would put its own over them.
-    pub(crate) fn times_forwarded(
-        &self,
-        owner: Incarnation,
-        ino: Ino,
-        (atime, mtime): (bool, bool),
-    ) -> Result<()> {
+    pub(crate) fn times_forwarded(&self, owner: Incarnation, ino: Ino, times: Times) -> Result<()> {
+        let (atime, mtime) = (times.atime.is_some(), times.mtime.is_some());
         let look = Look { ino: ino.0, atime, mtime, ..Look::default() };
         if !atime && !mtime
             || self.look_forwarded(owner, &look).is_some()

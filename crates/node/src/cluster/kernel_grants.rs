@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_core::cluster::grants::{Fact, Grants, Lease, Leave, Moving, Terms};
+use forebay_core::cluster::grants::{Fact, Grants, Lease, LeaseKey, Leave, Moving, Terms};
 use forebay_core::unit::Tick;
-use forebay_meta::{LeaseObserver, Record, Tenure};
+use forebay_meta::{LeaseObserver, NameIn, Record, Tenure};
 use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -55,8 +55,8 @@ impl KernelGrants {
                 self.stopped.store(true, Ordering::Release);
                 grants.leases()
             };
-            let left = |(partition, lease): &(u16, u64)| !self.let_go(*partition, *lease, false);
-            if leases.iter().filter(|lease| left(lease)).count() == 0 || Instant::now() >= until {
+            let is_left = |key: &&LeaseKey| !self.let_go(key.partition, key.lease, false);
+            if leases.iter().filter(is_left).count() == 0 || Instant::now() >= until {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -80,7 +80,7 @@ impl KernelGrants {
 
     /// Has the kernel keep what it may of an answer. Facts of the lease `looked_up` may get into its
     /// cache later than with the answer.
-    fn grant(&self, batches: Vec<Batch>, looked_up: Option<(u16, u64)>) -> Vec<KernelGrant> {
+    fn grant(&self, batches: Vec<Batch>, looked_up: Option<LeaseKey>) -> Vec<KernelGrant> {
         let Some(kernel_grants) = self.this.upgrade() else { return Vec::new() };
         let mut granted = Vec::with_capacity(batches.len());
         let mut grants = self.grants.lock();
@@ -93,7 +93,6 @@ impl KernelGrants {
                     key,
                     facts,
                     moved: None,
-                    put_off: false,
                     noted: false,
                 });
             }
@@ -108,13 +107,14 @@ impl KernelGrants {
     /// `ESTALE` if the kernel has to look the old name up before.
     fn rename(
         &self,
-        (from_dir, from): (Ino, &[u8]),
+        from: NameIn<'_>,
         basis: Option<LeaseBasis>,
-        (to_dir, to): (Ino, &[u8]),
+        to: NameIn<'_>,
     ) -> Result<(Option<KernelGrant>, Option<Fact>)> {
         let lease = basis.map(|basis| Lease { key: basis.key(), left: basis.time(Duration::MAX) });
-        let old = (from_dir.partition(), (from_dir.0, from));
-        let moving = self.grants.lock().rename(self.now(), old, (lease, (to_dir.0, to)));
+        let partition = from.dir.partition();
+        let (old, new) = ((from.dir.0, from.name), (to.dir.0, to.name));
+        let moving = self.grants.lock().rename(self.now(), partition, old, lease, new);
         let (mut facts, mut forget) = (Vec::new(), None);
         match moving {
             Moving::Free => {}
@@ -123,14 +123,14 @@ impl KernelGrants {
             Moving::Again => return Err(Errno::STALE.into()),
             Moving::Forget(fact) => forget = Some(fact),
         }
-        let key = lease.map_or((from_dir.partition(), 0), |lease| lease.key);
-        let moved = Some((from_dir.0, from.into()));
+        let none = LeaseKey { partition, lease: 0 };
+        let key = lease.map_or(none, |lease| lease.key);
+        let moved = Some((from.dir.0, from.name.into()));
         let grant = self.this.upgrade().map(|kernel_grants| KernelGrant {
             kernel_grants,
             key,
             facts,
             moved,
-            put_off: false,
             noted: false,
         });
         Ok((grant, forget))
@@ -139,7 +139,7 @@ impl KernelGrants {
 
 impl LeaseObserver for KernelGrants {
     fn let_go(&self, partition: u16, lease: u64, for_good: bool) -> bool {
-        let leave = self.grants.lock().leave(self.now(), (partition, lease), for_good);
+        let leave = self.grants.lock().leave(self.now(), LeaseKey { partition, lease }, for_good);
         match leave {
             Leave::Free => true,
             Leave::Wait => false,
@@ -172,8 +172,8 @@ pub struct LeaseBasis {
 }
 
 impl LeaseBasis {
-    fn key(&self) -> (u16, u64) {
-        (self.partition, self.tenure.lease)
+    fn key(&self) -> LeaseKey {
+        LeaseKey { partition: self.partition, lease: self.tenure.lease }
     }
 
     /// For how long something may be kept that could be for `limit`.
@@ -182,16 +182,14 @@ impl LeaseBasis {
     }
 }
 
-/// What the kernel is told of one partition and may keep: to be [`KernelGrant::answered`]. One of which
-/// nobody says so counts as answered when it goes, for the kernel may have the answer.
+/// What the kernel is told of one partition and may keep, until [`KernelGrant::answered`].
+#[must_use = "until it is answered nobody gets the lease"]
 pub struct KernelGrant {
     kernel_grants: Arc<KernelGrants>,
-    key: (u16, u64),
+    key: LeaseKey,
     facts: Vec<(Fact, u64)>,
     /// Under which name the kernel had it until now.
     moved: Option<(u64, Box<[u8]>)>,
-    /// It is not moved yet.
-    put_off: bool,
     /// It was noted that the kernel was told.
     noted: bool,
 }
@@ -207,7 +205,9 @@ impl KernelGrant {
     pub fn attributes_valid(&self) -> Duration {
         self.valid(0)
     }
-    /// The answer was sent: from here on the kernel has it.
+
+    /// The answer was sent: from here on the kernel has it. Or it never will be; whether the kernel has
+    /// it nobody asks then.
     pub fn answered(mut self) {
         self.note();
     }
@@ -221,17 +221,19 @@ impl KernelGrant {
         if !self.facts.is_empty() {
             grants.sent(now, self.key, &self.facts);
         }
-        match &self.moved {
-            Some((dir, name)) if self.put_off => grants.put_off(now, *dir, name),
-            Some((dir, name)) => grants.moved(*dir, name),
-            None => {}
+        if let Some((dir, name)) = &self.moved {
+            grants.moved(*dir, name);
         }
     }
 }
 
 impl Drop for KernelGrant {
+    /// One that a panic has taken away must not keep the lease from others for ever.
     fn drop(&mut self) {
-        self.note();
+        if !self.noted {
+            debug_assert!(std::thread::panicking(), "nobody said that it was answered");
+            self.note();
+        }
     }
 }
 
@@ -256,7 +258,8 @@ impl Shown {
         name: &[u8],
         stat: Option<&Stat>,
         basis: Option<LeaseBasis>,
-        (entry_valid, attr_valid): (Duration, Duration),
+        entry_valid: Duration,
+        attr_valid: Duration,
     ) -> Self {
         let attributes =
             basis.zip(stat).map(|(basis, stat)| (basis, node_id(stat.ino, stat.alias)));
@@ -274,7 +277,7 @@ impl Shown {
 
 /// Facts of one partition.
 struct Batch {
-    key: (u16, u64),
+    key: LeaseKey,
     facts: Vec<(Fact, u64)>,
 }
 
@@ -283,11 +286,11 @@ struct Batch {
 struct Batches {
     all: Vec<Batch>,
     names: Vec<Option<usize>>,
-    attributes: Vec<Option<((u16, u64), usize)>>,
+    attributes: Vec<Option<(LeaseKey, usize)>>,
 }
 
 impl Batches {
-    fn push(&mut self, key: (u16, u64), fact: Fact, time: u64) -> usize {
+    fn push(&mut self, key: LeaseKey, fact: Fact, time: u64) -> usize {
         let at = self.all.iter().position(|batch| batch.key == key).unwrap_or_else(|| {
             self.all.push(Batch { key, facts: Vec::new() });
             self.all.len() - 1
@@ -324,13 +327,9 @@ pub struct Renaming {
 }
 
 impl Renaming {
-    /// The call has to wait, and is begun once more from the beginning: the kernel need not look names
-    /// up for that, as it does so once for each call.
-    pub fn put_off(mut self) {
-        for mut grant in self.kernel_grants.drain(..) {
-            grant.put_off = true;
-            grant.answered();
-        }
+    /// They are not moved: the kernel is told of a failure.
+    pub fn fails(self) {
+        self.kernel_grants.into_iter().for_each(KernelGrant::answered);
     }
 }
 
@@ -363,7 +362,8 @@ impl Node {
     #[must_use]
     pub fn keep_shown(
         &self,
-        (dir, basis): (Ino, LeaseBasis),
+        dir: Ino,
+        basis: LeaseBasis,
         shown: &mut [Shown],
         looked_up: bool,
     ) -> Vec<KernelGrant> {
@@ -377,14 +377,14 @@ impl Node {
         let late = names && looked_up && shown.iter().any(|shown| shown.is_directory);
         let Batches { all, names, attributes } = batches;
         let kernel_grants = cluster.kernel_grants.grant(all, late.then(|| basis.key()));
-        let valid = |key: (u16, u64), at: usize| {
+        let valid = |key: LeaseKey, at: usize| {
             let grant = kernel_grants.iter().find(|grant| grant.key == key);
             grant.map_or(Duration::ZERO, |grant| grant.valid(at))
         };
         for (shown, (name, attributes)) in shown.iter_mut().zip(names.into_iter().zip(attributes)) {
             shown.entry_valid = name.map_or(Duration::ZERO, |at| valid(basis.key(), at));
             // The fact before them is about the name: not without that.
-            let both = |(key, at): ((u16, u64), usize)| match at.checked_sub(1) {
+            let both = |(key, at): (LeaseKey, usize)| match at.checked_sub(1) {
                 Some(before) if !valid(key, before).is_zero() => valid(key, at),
                 _ => Duration::ZERO,
             };
@@ -399,8 +399,8 @@ impl Node {
     /// `ESTALE` if it has to make the call again, with names that it looks up anew.
     pub fn before_rename(
         &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         exchange: bool,
     ) -> Result<Renaming> {
         let Some(cluster) = &self.cluster else { return Ok(Renaming::default()) };
@@ -408,9 +408,16 @@ impl Node {
         let mut renaming = Renaming::default();
         let moves = [Some((from, to)), exchange.then_some((to, from))];
         for (old, new) in moves.into_iter().flatten() {
-            let (grant, forget) = cluster.kernel_grants.rename(old, basis(new.0), new)?;
-            renaming.kernel_grants.extend(grant);
-            renaming.forget.extend(forget);
+            match cluster.kernel_grants.rename(old, basis(new.dir), new) {
+                Ok((grant, forget)) => {
+                    renaming.kernel_grants.extend(grant);
+                    renaming.forget.extend(forget);
+                }
+                Err(error) => {
+                    renaming.fails();
+                    return Err(error);
+                }
+            }
         }
         Ok(renaming)
     }
@@ -484,20 +491,7 @@ mod tests {
             batches.add(Ino(1), basis(7), shown, names);
         }
         let of = |batch: Batch| batch.facts.into_iter().map(|(fact, _)| fact).collect();
-        batches.all.into_iter().map(|batch| (batch.key.0, of(batch))).collect()
-    }
-
-    #[test]
-    fn rename_that_has_to_wait_when_it_comes_again_then_fails_no_second_time() {
-        let kernel_grants = KernelGrants::new();
-        let facts = vec![(Fact::Name(1, b"a"[..].into()), nanoseconds(Duration::from_secs(5)))];
-        drop(kernel_grants.grant(vec![Batch { key: (Ino(1).partition(), 3), facts }], None));
-        let rename = || kernel_grants.rename((Ino(1), b"a"), None, (Ino(1), b"b"));
-        assert!(rename().is_err(), "the kernel looks the name up");
-        let (grant, _) = rename().expect("it has");
-        Renaming { kernel_grants: grant.into_iter().collect(), forget: Vec::new() }.put_off();
-        let (grant, _) = rename().expect("of the same call");
-        drop(grant);
+        batches.all.into_iter().map(|batch| (batch.key.partition, of(batch))).collect()
     }
 
     #[test]

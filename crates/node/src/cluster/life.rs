@@ -212,8 +212,8 @@ impl Node {
     /// Refuses a change of the namespace that is not this node's to make any more.
     ///
     /// # Errors
-    /// `ESTALE` if it is fenced. `MustWait` if it may be and does not know, as nobody has heard of it
-    /// for long: then it has to ask.
+    /// `ESTALE` if it is fenced. If it may be and does not know, as nobody has heard of it for long, it
+    /// asks.
     pub fn may_change(&self, context: &Context) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         if !cluster.is_fenced() && cluster.has_lost_its_lease() {

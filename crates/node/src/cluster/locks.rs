@@ -320,7 +320,7 @@ impl Node {
         let told = match outcome {
             Ok(Ok(Outcome::Blocked(_))) => {
                 cluster.locks.wake();
-                return self.end_circle(cluster, (ino, holder), ticket);
+                return self.end_circle(cluster, ino, holder, ticket);
             }
             Ok(Ok(Outcome::Held)) => Ok(()),
             Ok(Err(TooMany)) => Err(Errno::NOLCK.into()),
@@ -354,14 +354,15 @@ impl Node {
     }
 
     fn release_locks(&self, cluster: &Cluster, ino: Ino, holder: Holder, span: Span) -> Result<()> {
-        self.release_from(cluster, self.lock_record(cluster, ino), (ino, holder), span)
+        self.release_from(cluster, self.lock_record(cluster, ino), ino, holder, span)
     }
 
     fn release_from(
         &self,
         cluster: &Cluster,
         mut record: LockRecord<'_>,
-        (ino, holder): (Ino, Holder),
+        ino: Ino,
+        holder: Holder,
         span: Span,
     ) -> Result<()> {
         let has_more = record.change(|locks| {
@@ -378,7 +379,7 @@ impl Node {
     /// A process has closed a file: its locks of ranges go, whichever of its handles it was.
     ///
     /// # Errors
-    /// `MustWait` if it has any and the caller may not wait.
+    /// As [`Context::wait`], if it has any.
     pub fn unlock_all(&self, context: &Context, ino: Ino, owner: u64) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         if !cluster.locks.has(ino, Family::Ranges, owner) {
@@ -445,7 +446,7 @@ impl Node {
             if !cluster.locks.leaves(ino, family, owner) {
                 continue;
             }
-            if let Err(error) = self.release_from(cluster, record, (ino, holder), Span::ALL) {
+            if let Err(error) = self.release_from(cluster, record, ino, holder, Span::ALL) {
                 tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
                 cluster.locks.waits.lock().leavers = true;
                 thread::sleep(LOOK_BLIND);

@@ -12,10 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_core::cluster::grants::Fact;
-use forebay_meta::Renamed;
+use forebay_meta::{NameIn, Renamed};
 use forebay_peer::message::Fault;
 use forebay_peer::{Body, Client};
-use forebay_types::Ino;
 use prost::Message;
 
 use crate::node::Node;
@@ -47,14 +46,14 @@ struct Name {
 
 impl Node {
     /// Tells the other nodes which names directories no longer have after a rename.
-    pub(crate) fn tell_of_moved(&self, renamed: &Renamed, from: (Ino, &[u8]), to: (Ino, &[u8])) {
+    pub(crate) fn tell_of_moved(&self, renamed: &Renamed, from: NameIn<'_>, to: NameIn<'_>) {
         let Some(cluster) = &self.cluster else { return };
         let Some(peers) = cluster.peers.get() else { return };
         let exchanged = renamed.exchanged.as_ref().map(|record| (record, to));
         let ends = [(&renamed.moved, from)].into_iter().chain(exchanged);
         let ends = ends.filter(|(record, _)| record.is_directory());
         let names: Vec<Name> =
-            ends.map(|(_, (dir, name))| Name { dir: dir.0, name: name.to_vec() }).collect();
+            ends.map(|(_, at)| Name { dir: at.dir.0, name: at.name.to_vec() }).collect();
         if names.is_empty() {
             return;
         }

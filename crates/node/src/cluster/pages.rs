@@ -57,7 +57,7 @@ impl Pages {
     }
 
     /// Notes of which version they are, if that is `certain`.
-    fn note(&self, ino: Ino, (alias, version): (u8, Version), certain: impl FnOnce() -> bool) {
+    fn note(&self, ino: Ino, alias: u8, version: Version, certain: impl FnOnce() -> bool) {
         let mut shard = self.shard(ino).lock();
         if !certain() {
             return;
@@ -125,7 +125,7 @@ impl Node {
         let file = &handle.file;
         // Whoever replaces bytes says so first, and takes away then what was noted.
         let same = || file.cluster.pages_replaced.load(Ordering::Acquire) == handle.seen.replaced;
-        cluster.pages.note(file.ino, (handle.alias, version), same);
+        cluster.pages.note(file.ino, handle.alias, version, same);
     }
 
     /// Bytes of a file were replaced, and not by the kernel: it may have pages of older ones.

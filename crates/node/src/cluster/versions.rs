@@ -99,9 +99,12 @@ impl Node {
         {
             return Ok(());
         }
+        let differs = |shown| self.is_of_another_version(file, shown, current);
+        if !context.may_wait() && differs(*file.cluster.shown.lock())? {
+            context.wait()?;
+        }
         let mut shown = file.cluster.shown.lock();
         if self.is_of_another_version(file, *shown, current)? {
-            context.wait()?;
             // This node may have published what it has since the record was read.
             current = version(&*self.meta.get_now(file.ino)?);
             if self.is_of_another_version(file, *shown, current)? {

@@ -70,9 +70,8 @@ impl Node {
     /// write it and it can be written by way of that node.
     ///
     /// # Errors
-    /// `MustWait` if another node has to be asked and the caller may not wait; `EBUSY` if its
-    /// programs keep the file open for writing and nodes do not talk to each other; `EHOSTDOWN` if
-    /// it does not answer; `ESTALE` if this node is fenced.
+    /// `EBUSY` if its programs keep the file open for writing and nodes do not talk to each other;
+    /// `EHOSTDOWN` if it does not answer; `ESTALE` if this node is fenced.
     pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<AccessMode<'_>> {
         let Some(cluster) = &self.cluster else { return Ok(AccessMode::Read) };
         let until = Instant::now() + cluster.config.timeout;

@@ -11,6 +11,7 @@ use crate::error::NodeError;
 use crate::node::Node;
 use forebay_core::steward::Action;
 use forebay_core::unit;
+use forebay_meta::NameIn;
 use forebay_meta::Queue;
 use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Verdict};
 use forebay_store::{DirBacking, Header, StoreError, Tier};
@@ -167,7 +168,8 @@ fn write(node: &Node, name: &str, byte: u8, flags: libc::c_int) -> Ino {
 }
 
 fn rename(node: &Node, from: &str, to: &str) {
-    let (from, to) = ((Ino::ROOT, from.as_bytes()), (Ino::ROOT, to.as_bytes()));
+    let (from, to) =
+        (NameIn::new(Ino::ROOT, from.as_bytes()), NameIn::new(Ino::ROOT, to.as_bytes()));
     node.rename(&DAEMON, from, to, 0).expect("rename");
 }
 

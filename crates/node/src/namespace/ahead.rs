@@ -135,7 +135,7 @@ impl Node {
     /// since which they were read.
     ///
     /// # Errors
-    /// `MustWait` where many are to be read ahead.
+    /// What the namespace says.
     pub(super) fn page_plus(
         &self,
         context: &Context,

@@ -73,7 +73,7 @@ impl Node {
     /// The attributes of an inode, also of one that was removed a short while ago.
     ///
     /// # Errors
-    /// `ESTALE`; `MustWait` when it has to be compared with the backing store.
+    /// `ESTALE`; what the backing store says.
     pub fn getattr(&self, context: &Context, ino: Ino) -> Result<Stat> {
         match self.fresh(context, ino) {
             Err(NodeError::Meta(MetaError::Stale(_)) | NodeError::Posix(Errno::STALE)) => {
@@ -127,7 +127,7 @@ impl Node {
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
         if let Some(owner) = what.owner {
-            self.times_forwarded(owner, ino, (times.atime.is_some(), times.mtime.is_some()))?;
+            self.times_forwarded(owner, ino, times)?;
         }
         self.queue(&record);
         Ok(record)
@@ -255,7 +255,7 @@ impl Node {
     /// Returns when all changes of names in a directory are as durable as the mount promises.
     ///
     /// # Errors
-    /// `MustWait`; what the metadata engine or the backing store says.
+    /// What the metadata engine or the backing store says.
     pub fn fsync_dir(&self, context: &Context, ino: Ino) -> Result<()> {
         const PAGE: usize = 256;
         context.wait()?;

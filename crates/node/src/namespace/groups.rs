@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn membership_when_the_process_is_unseen_then_unknown() {
-        let context = Context { uid: 5, gid: 6, pid: 0, may_wait: true, request: 0 };
+        let context = Context { uid: 5, gid: 6, pid: 0, waiter: None };
         assert_eq!(membership(&context, 6), Membership::Member);
         assert_eq!(membership(&context, 7), Membership::Unknown);
         let context = Context { pid: std::process::id(), ..context };

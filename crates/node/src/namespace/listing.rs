@@ -83,8 +83,7 @@ impl Node {
     /// appears in it once; one that comes or goes meanwhile may or may not.
     ///
     /// # Errors
-    /// `MustWait` if the directory has to be listed in the backing store, or many entries are to be
-    /// read ahead: what was emitted until then comes again; `ENOTDIR`, `ESTALE`.
+    /// `ENOTDIR`, `ESTALE`; what the backing store says.
     pub fn read_dir(
         &self,
         context: &Context,

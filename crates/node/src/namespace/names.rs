@@ -52,13 +52,19 @@ pub(crate) enum Found {
     Created(Arc<Record>),
 }
 
+/// What a rename moves, what it replaces, and how.
+struct Begun {
+    source: Arc<Record>,
+    target: Option<Arc<Record>>,
+    replacing: Replacing,
+}
+
 impl Node {
     /// The inode behind a name; `None` if there is none. `.` is the inode itself, of whatever kind, and
     /// `..` its directory: so the kernel asks for what a file handle means.
     ///
     /// # Errors
-    /// `MustWait` when the name has to be looked up in the backing store; what that says. `ESTALE` for
-    /// an inode that has no name any more.
+    /// What the backing store says. `ESTALE` for an inode that has no name any more.
     pub fn lookup(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<Option<Stat>> {
         if let b"." | b".." = name {
             let mut record = self.record(dir)?;
@@ -281,7 +287,8 @@ impl Node {
             return Err(Errno::PERM.into());
         }
         self.given_up.check(context)?;
-        self.residency.begin_link(context, &before)?;
+        // As it is now, however long the name was looked for.
+        self.residency.begin_link(context, &*self.record(ino)?)?;
         let record = self.meta.link(ino, dir, name, clock::wall_time())?;
         self.queue(&record);
         Ok(self.stat(&record))
@@ -296,14 +303,19 @@ impl Node {
         let believed =
             if self.is_clustered() { self.meta.lookup_believed(dir, name) } else { None };
         let old = believed.is_some();
-        let record = match believed.filter(|record| !record.is_directory()) {
+        let mut record = match believed.filter(|record| !record.is_directory()) {
             Some(record) => record,
             None => self.existing(context, dir, name)?,
         };
-        if record.is_directory() {
-            return Err(Errno::ISDIR.into());
+        loop {
+            if record.is_directory() {
+                return Err(Errno::ISDIR.into());
+            }
+            if self.is_settled_before_removal(context, &record)? {
+                break;
+            }
+            record = self.existing(context, dir, name)?;
         }
-        self.settle_before_removal(context, &record)?;
         self.given_up.check(context)?;
         let mut before = self.stat(&record);
         let in_use = |ino| {
@@ -323,13 +335,17 @@ impl Node {
         Ok(())
     }
 
-    /// See [`Node::settle_for_unseen_names`].
-    fn settle_before_removal(&self, context: &Context, record: &Record) -> Result<()> {
-        if !self.settle_for_unseen_names(record, Some(Instant::now()))? {
-            context.wait()?;
-            self.settle_for_unseen_names(record, None)?;
+    /// See [`Node::settle_for_unseen_names`]. False after a wait, without the file in hand: the name is to
+    /// be looked at again, and then this waits no more.
+    fn is_settled_before_removal(&self, context: &Context, record: &Record) -> Result<bool> {
+        if context.may_wait() {
+            return self.settle_for_unseen_names(record, None);
         }
-        Ok(())
+        let settled = self.settle_for_unseen_names(record, Some(Instant::now()))?;
+        if !settled {
+            context.wait()?;
+        }
+        Ok(settled)
     }
 
     /// Removes an empty directory.
@@ -394,50 +410,46 @@ impl Node {
     pub fn rename(
         &self,
         context: &Context,
-        (from_dir, from): (Ino, &[u8]),
-        (to_dir, to): (Ino, &[u8]),
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: u32,
     ) -> Result<()> {
+        self.rename_once(context, from, to, flags, &mut || Ok(()))
+    }
+
+    /// As [`Node::rename`]. When nothing is to be waited for any more, right before the names change,
+    /// `before` is called: for what nobody else can have meanwhile.
+    ///
+    /// # Errors
+    /// As [`Node::rename`]; that of `before`.
+    pub fn rename_once(
+        &self,
+        context: &Context,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
+        flags: u32,
+        before: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
         let flags = rename_flags(flags)?;
-        self.check_new_name(to_dir, to)?;
-        let source = self.existing(context, from_dir, from)?;
-        let target = self.writeback.find(context, to_dir, to)?;
-        match &target {
-            None if flags.exchange => return Err(Errno::NOENT.into()),
-            Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
-            Some(target) if target.ino == source.ino => return Ok(()),
-            Some(target) if !flags.exchange && target.is_directory() => {
-                self.writeback.ensure_listed(context, target.ino)?;
-            }
-            _ => {}
-        }
-        self.given_up.check(context)?;
-        let (stands, at) = (Link::new(from_dir, from), Link::new(to_dir, to));
-        let replacing = match (flags.exchange, target.as_deref()) {
-            (true, Some(other)) => {
-                self.begin_exchange(context, (&source, &at), (other, &stands))?
-            }
-            (_, target) => self.begin_replacing(context, &source, target, &at)?,
-        };
+        self.check_new_name(to.dir, to.name)?;
+        let begun = self.begin_rename(context, from, to, flags)?;
+        let Some(Begun { source, target, replacing }) = begun else { return before() };
         let leaving = target.as_ref().filter(|_| !flags.exchange);
-        if let Some(leaving) = leaving {
-            self.settle_before_removal(context, leaving)?;
-        }
         let xattrs = leaving.map(|target| self.xattrs_of_leaving(target)).unwrap_or_default();
-        let before = target.map(|target| self.stat(&target));
-        let seen = before.as_ref().map(|before| before.ino);
-        let file = before.as_ref().is_some_and(|before| before.attr.kind == FileKind::Regular);
+        let known = target.map(|target| self.stat(&target));
+        let seen = known.as_ref().map(|known| known.ino);
+        let file = known.as_ref().is_some_and(|known| known.attr.kind == FileKind::Regular);
         let lingers = file && !flags.exchange;
         let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
         let now = clock::wall_time();
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
+            before()?;
             let flags = RenameFlags { durable, ..flags };
-            let (from, to) = (NameIn::new(from_dir, from), NameIn::new(to_dir, to));
             Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
-        self.tell_of_moved(&renamed, (from_dir, from), (to_dir, to));
+        self.tell_of_moved(&renamed, from, to);
         if renamed.exchanged.is_none() {
-            self.writeback.conflict_name_went(from_dir, from);
+            self.writeback.conflict_name_went(from.dir, from.name);
         }
         self.queue(&renamed.moved);
         self.writeback.note_moved(&renamed.moved);
@@ -447,10 +459,10 @@ impl Node {
         }
         if let Some(replaced) = &renamed.replaced {
             // Another inode than the one seen before, if somebody else was quicker.
-            let before = before
-                .filter(|before| before.ino == replaced.record.ino)
+            let known = known
+                .filter(|known| known.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
-            self.after_removal(before, replaced);
+            self.after_removal(known, replaced);
             if seen == Some(replaced.record.ino) {
                 self.names.removed_inodes.remember_xattrs(replaced.record.ino, xattrs);
             }
@@ -459,6 +471,44 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// What a rename moves and what it replaces, as they are when nothing of it is to be waited for any
+    /// more: after a wait all is looked at once more. `None` if they are the same.
+    fn begin_rename(
+        &self,
+        context: &Context,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
+        flags: RenameFlags,
+    ) -> Result<Option<Begun>> {
+        let (stands, at) = (Link::new(from.dir, from.name), Link::new(to.dir, to.name));
+        loop {
+            let waited = context.may_wait();
+            let source = self.existing(context, from.dir, from.name)?;
+            let target = self.writeback.find(context, to.dir, to.name)?;
+            match &target {
+                None if flags.exchange => return Err(Errno::NOENT.into()),
+                Some(_) if flags.noreplace => return Err(Errno::EXIST.into()),
+                Some(target) if target.ino == source.ino => return Ok(None),
+                Some(target) if !flags.exchange && target.is_directory() => {
+                    self.writeback.ensure_listed(context, target.ino)?;
+                }
+                _ => {}
+            }
+            self.given_up.check(context)?;
+            let replacing = match (flags.exchange, target.as_deref()) {
+                (true, Some(other)) => {
+                    self.begin_exchange(context, &source, &at, other, &stands)?
+                }
+                (_, target) => self.begin_replacing(context, &source, target, &at)?,
+            };
+            let leaving = target.as_ref().filter(|_| !flags.exchange);
+            let settled = leaving.map(|leaving| self.is_settled_before_removal(context, leaving));
+            if settled.transpose()?.unwrap_or(true) && waited == context.may_wait() {
+                return Ok(Some(Begun { source, target, replacing }));
+            }
+        }
     }
 
     /// A file is about to take a name, which may be another one's.
@@ -488,8 +538,10 @@ impl Node {
     fn begin_exchange(
         &self,
         context: &Context,
-        (one, at): (&Record, &Link),
-        (other, at_other): (&Record, &Link),
+        one: &Record,
+        at: &Link,
+        other: &Record,
+        at_other: &Link,
     ) -> Result<Replacing> {
         self.residency.begin_replacing(context, one, None, at)?;
         self.residency.begin_replacing(context, other, None, at_other)?;

@@ -64,17 +64,23 @@ impl Node {
     /// wait for it: his answers are refreshed in the background.
     ///
     /// # Errors
-    /// `MustWait` where the last answer is too old; what the backing store says.
+    /// What the backing store says.
     pub fn statfs(&self, context: &Context) -> Result<Statfs> {
+        if let Some(statfs) = self.statfs_at_once() {
+            return Ok(statfs);
+        }
+        context.wait()?;
+        self.refresh_statfs()
+    }
+
+    /// The same for who has a lock in hand: `None` if somebody would have to wait for it.
+    pub(crate) fn statfs_at_once(&self) -> Option<Statfs> {
         let last = *self.names.statfs.last.lock();
-        let Some((statfs, at)) = last.filter(|(_, at)| at.elapsed() <= STALE) else {
-            context.wait()?;
-            return self.refresh_statfs();
-        };
+        let (statfs, at) = last.filter(|(_, at)| at.elapsed() <= STALE)?;
         if at.elapsed() > FRESH {
             self.refresh_statfs_later();
         }
-        Ok(statfs)
+        Some(statfs)
     }
 
     fn refresh_statfs(&self) -> Result<Statfs> {

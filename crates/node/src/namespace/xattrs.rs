@@ -44,8 +44,8 @@ impl Node {
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`, or `EOPNOTSUPP` for a label of SELinux where none runs; `MustWait` when the attributes
-    /// have to be read from the backing store.
+    /// `ENODATA`, or `EOPNOTSUPP` for a label of SELinux where none runs; what the backing store
+    /// says.
     pub fn get_xattr(&self, context: &Context, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
         if name == stream::STATE {
@@ -141,7 +141,7 @@ impl Node {
     /// The names of the extended attributes, each with a zero byte at its end.
     ///
     /// # Errors
-    /// `MustWait` when they have to be read from the backing store.
+    /// What the backing store says.
     pub fn list_xattrs(&self, context: &Context, ino: Ino) -> Result<Vec<u8>> {
         let known = self.with_known_xattrs(context, ino, |any| match any {
             true => Ok(self.meta.xattr_list(ino)?),
@@ -182,7 +182,8 @@ impl Node {
         &self,
         context: &Context,
         ino: Ino,
-        (name, value): (&[u8], &[u8]),
+        name: &[u8],
+        value: &[u8],
         flags: i32,
         kill_setgid: bool,
     ) -> Result<()> {
@@ -197,7 +198,7 @@ impl Node {
             _ => return Err(Errno::INVAL.into()),
         };
         let set = self.with_known_xattrs(context, ino, |_| {
-            self.set_known_xattr(context, ino, (name, value), flags, kill_setgid)
+            self.set_known_xattr(context, ino, name, value, flags, kill_setgid)
         });
         match set {
             Err(error) => self.change_removed_xattrs(ino, error, |all| {
@@ -220,7 +221,8 @@ impl Node {
         &self,
         context: &Context,
         ino: Ino,
-        (name, value): (&[u8], &[u8]),
+        name: &[u8],
+        value: &[u8],
         flags: XattrFlags,
         kill_setgid: bool,
     ) -> Result<()> {
@@ -248,6 +250,8 @@ impl Node {
             return Err(Errno::NOSPC.into());
         }
         self.writeback.check_attribute_fits(context, name, value)?;
+        // That may have taken long.
+        self.given_up.check(context)?;
         let record = self.meta.xattr_set(ino, name, value, flags, now)?;
         self.xattrs_changed(&record);
         Ok(())

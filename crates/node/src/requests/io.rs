@@ -14,6 +14,7 @@ use crate::failpoints::fail_at;
 use crate::handles::OpenMode;
 use crate::metrics::Source;
 use crate::node::Node;
+use crate::patterns::Accessor;
 use crate::residency::Residency;
 use crate::residency::charge::STEP;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
@@ -26,7 +27,7 @@ impl Node {
     /// Reads at `offset` into `buffer`; returns the bytes read, fewer only at the end of the file.
     ///
     /// # Errors
-    /// `MustWait` when bytes are not on a tier and the caller may not wait.
+    /// What the tier, the backing store or another node says.
     pub fn read(
         &self,
         context: &Context,
@@ -50,9 +51,9 @@ impl Node {
         buffer: &mut [u8],
     ) -> Result<usize> {
         let handle = self.handle(fh)?;
-        let by = (fh, &*handle, context.pid);
+        let by = Accessor { fh, handle: &handle, pid: context.pid };
         if let Some(read) = self.read_forwarded(context, &handle, offset, buffer)? {
-            self.patterns.note(by, (offset, read), false, false);
+            self.patterns.note(by, offset, read, false, false);
             return Ok(read);
         }
         let file = &handle.file;
@@ -70,21 +71,21 @@ impl Node {
             if there {
                 let read = place.object.read_at(buffer, offset)?;
                 self.metrics.bytes.of(Source::Tier).add(read as u64);
-                self.patterns.note(by, (offset, read), false, true);
+                self.patterns.note(by, offset, read, false, true);
                 return Ok(read);
             }
         } else if matches!(location.base, Underlay::Zeros) {
             return Ok(0);
         }
         if let Some(stream) = handle.stream.get().cloned() {
-            self.patterns.note(by, (offset, buffer.len()), false, false);
+            self.patterns.note(by, offset, buffer.len(), false, false);
             // Neither the file nor the handle is kept from others while the stream is waited for.
             let file = file.clone();
             drop(location);
             drop(handle);
             return self.read_of_stream(context, &file, &stream, offset, buffer);
         }
-        context.wait()?;
+        let location = file.wait_with(context, location)?;
         let _demand = self.residency.demand_gate();
         let sequence = handle.sequence(offset, buffer.len() as u64);
         let whole = sequence > 0 || goes_on(&location, offset, self.config.extent_bytes);
@@ -102,7 +103,7 @@ impl Node {
         };
         let read = self.residency.read_with_gaps(file, &location, offset, buffer)?;
         drop(location);
-        self.patterns.note(by, (offset, read), false, false);
+        self.patterns.note(by, offset, read, false, false);
         self.residency.fill_after_miss(file, offset..offset + read as u64, sequence);
         Ok(read)
     }
@@ -127,14 +128,13 @@ impl Node {
     /// Writes `data` at `offset`; returns the bytes written, which are all of them.
     ///
     /// # Errors
-    /// `MustWait` when room must be made or an extent fetched and the caller may not wait;
     /// `ENOSPC` only when neither the tiers nor the backing store have room.
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
         let _writing = handle.writing();
-        let by = (fh, &*handle, context.pid);
+        let by = Accessor { fh, handle: &handle, pid: context.pid };
         if let Some(written) = self.write_forwarded(context, &handle, offset, data)? {
-            self.patterns.note(by, (offset, written), true, false);
+            self.patterns.note(by, offset, written, true, false);
             return Ok(written);
         }
         let at = (!handle.append).then_some(offset);
@@ -145,7 +145,7 @@ impl Node {
             written => written,
         };
         let (offset, written) = written?;
-        self.patterns.note(by, (offset, written), true, true);
+        self.patterns.note(by, offset, written, true, true);
         Ok(written)
     }
 
@@ -175,27 +175,63 @@ impl Node {
         data: &[u8],
     ) -> Result<(u64, usize)> {
         self.check_fence()?;
-        let one_at_the_end = match at {
-            Some(_) => None,
-            None if context.may_wait => Some(file.appending.lock()),
-            None => Some(file.appending.try_lock().ok_or(NodeError::MustWait)?),
-        };
+        if !context.may_wait() {
+            if let Some(written) = self.write_at_once(context, file, at, data)? {
+                return Ok(written);
+            }
+            context.wait()?;
+        }
+        let one_at_the_end = at.is_none().then(|| file.appending.lock());
         let offset = at.map_or_else(|| self.length_now(context, file), Ok)?;
+        if let Some(written) = self.write_the_short_way(context, file, offset, data)? {
+            return Ok((offset, written));
+        }
+        let written = self.residency.write_the_hard_way(context, file, offset, data)?;
+        drop(one_at_the_end);
+        self.metrics.bytes.of(Source::Tier).add(written as u64);
+        Ok((offset, written))
+    }
+
+    /// Writes if nobody is to be waited for: neither for a device nor for who appends to the file or has
+    /// it in hand. `None` if somebody is, and then nothing was written.
+    fn write_at_once(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        at: Option<u64>,
+        data: &[u8],
+    ) -> Result<Option<(u64, usize)>> {
+        let (offset, _one_at_the_end) = match at {
+            Some(offset) => (offset, None),
+            None => {
+                let Some(one_at_the_end) = file.appending.try_lock() else { return Ok(None) };
+                let Some(location) = file.location.try_read() else { return Ok(None) };
+                (self.length_in(file, &location)?, Some(one_at_the_end))
+            }
+        };
+        let written = self.write_the_short_way(context, file, offset, data)?;
+        Ok(written.map(|written| (offset, written)))
+    }
+
+    /// Writes to the tier if that is all that is to be done.
+    fn write_the_short_way(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<usize>> {
         let end = offset
             .checked_add(data.len() as u64)
             .filter(|&end| end <= i64::MAX as u64)
             .ok_or(NodeError::Posix(Errno::FBIG))?;
         self.drop_privileges(context, file)?;
-        if let Some(written) = self.write_to_tier(context, file, offset, data)? {
+        let written = self.write_to_tier(context, file, offset, data)?;
+        if let Some(written) = written {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
             self.consider_ahead(file, offset, end);
-            return Ok((offset, written));
         }
-        context.wait()?;
-        let written = self.residency.write_the_hard_way(context, file, offset, data)?;
-        drop(one_at_the_end);
-        self.metrics.bytes.of(Source::Tier).add(written as u64);
-        Ok((offset, written))
+        Ok(written)
     }
 
     /// The length of an open file.
@@ -213,7 +249,8 @@ impl Node {
         })
     }
 
-    /// The short way: the object is there with all extents concerned, and has or gets the room.
+    /// The short way: the object is there with all extents concerned, and has or gets the room, and
+    /// either nothing is to be waited for or the caller may wait.
     fn write_to_tier(
         &self,
         context: &Context,
@@ -221,7 +258,12 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>> {
-        let mut location = file.location_for(context)?;
+        let waits = context.may_wait();
+        let look = || match waits {
+            true => Some(file.location.read()),
+            false => file.location.try_read(),
+        };
+        let Some(mut location) = look() else { return Ok(None) };
         if location.place.is_none() {
             if !self.residency.begins_empty(file.ino, &location)? {
                 return Ok(None);
@@ -231,11 +273,12 @@ impl Node {
             if !self.residency.ensure_place(file, &record)? {
                 return Ok(None);
             }
-            location = file.location_for(context)?;
+            let Some(again) = look() else { return Ok(None) };
+            location = again;
         }
         let Some(place) = &location.place else { return Ok(None) };
-        if Residency::needs_sync_to_change(place) {
-            context.wait()?;
+        if !waits && Residency::needs_sync_to_change(place) {
+            return Ok(None);
         }
         let end = offset + data.len() as u64;
         if let Some(presence) = &place.presence
@@ -244,9 +287,12 @@ impl Node {
             return Ok(None);
         }
         if self.writeback.needs_rest_below(place) {
-            context.wait()?;
+            if !waits {
+                return Ok(None);
+            }
             self.writeback.check_rest_below(file, &location, place)?;
         }
+        self.given_up.check(context)?;
         self.write_placed(file, place, offset, data)
     }
 

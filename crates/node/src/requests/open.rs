@@ -31,8 +31,7 @@ impl Node {
     /// Opens a regular file, under whatever alias it has now.
     ///
     /// # Errors
-    /// `MustWait` when the file is not on a tier and the caller may not wait; whatever the tier or
-    /// the backing store says.
+    /// Whatever the tier or the backing store says.
     pub fn open(&self, context: &Context, ino: Ino, flags: i32) -> Result<Opened> {
         self.open_as(context, ino, None, flags)
     }
@@ -52,6 +51,7 @@ impl Node {
         alias: Option<u8>,
         flags: i32,
     ) -> Result<Opened> {
+        fail_at!("node.open.begin");
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let (mut record, right) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::Regular {
@@ -79,9 +79,12 @@ impl Node {
         };
         let how = Use { flags, alias, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
-            self.match_version(context, &file, record).and_then(|()| {
-                self.open_known(context, &file, self.residency.as_seen_here(record), how)
-            })
+            let waited = context.may_wait();
+            self.match_version(context, &file, record)?;
+            let waits = waited != context.may_wait();
+            let newer = waits.then(|| self.meta.get_settled(ino)).transpose()?;
+            let record = self.residency.as_seen_here(newer.as_ref().unwrap_or(record));
+            self.open_known(context, &file, record, how)
         };
         let opened = match &right {
             AccessMode::Forwarded(owner) => self.open_forwarded(context, &file, *owner, how),
@@ -121,9 +124,16 @@ impl Node {
         if how.writes() {
             self.writeback.check_writable_below(context, &record)?;
         }
+        let empties = how.flags & libc::O_TRUNC != 0;
+        if !context.may_wait() && !empties && self.waits_for_bytes(context, file, &record, how)? {
+            context.wait()?;
+            // Anything may have become of it meanwhile.
+            record = self.residency.as_seen_here(&self.meta.get_settled(file.ino)?);
+            self.match_version(context, file, &record)?;
+        }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
-        if how.flags & libc::O_TRUNC != 0 {
+        if empties {
             self.truncate(context, &record, 0)?;
             record = self.meta.get(file.ino)?;
         }
@@ -142,6 +152,23 @@ impl Node {
             })?;
         }
         Ok(opened)
+    }
+
+    /// Whether an open of a file has to wait until its bytes are where it wants them.
+    fn waits_for_bytes(
+        &self,
+        context: &Context,
+        file: &FileRef,
+        record: &Record,
+        how: Use,
+    ) -> Result<bool> {
+        self.residency.load(context, file)?;
+        let is_here = {
+            let location = file.location_for(context)?;
+            let zeros = record.attr.size == 0 || !matches!(location.base, Underlay::Backing(_));
+            zeros || location.place.is_some()
+        };
+        Ok(!is_here || !how.writes() && self.stream_rate(context, record)?.is_some())
     }
 
     /// Before an open of a file of which only a part is here: whether the rest goes with it.
@@ -286,7 +313,7 @@ impl Node {
             (place.is_some(), place.is_some_and(TierObject::is_whole), zeros)
         };
         let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
-        // Before anything is told: who has to wait comes by here once more.
+        // Who opens it has waited for that; it may have left the tier since.
         if !resident && !nothing || rate.is_some() {
             context.wait()?;
         }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use forebay_store::{AllocateMode, ErrorClass, Presence};
+use parking_lot::RwLockWriteGuard;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -13,7 +14,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::residency::Residency;
-use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
 
 /// Bytes copied at a time between files that the kernel can't copy between.
@@ -36,7 +37,7 @@ impl Node {
     /// has it, the file is only made longer, if the backing store has the room at present.
     ///
     /// # Errors
-    /// `MustWait`; `EOPNOTSUPP` for modes other than allocation, holes and zeros; `ENOSPC` when
+    /// `EOPNOTSUPP` for modes other than allocation, holes and zeros; `ENOSPC` when
     /// neither the tiers nor the backing store have room.
     pub fn fallocate(
         &self,
@@ -85,8 +86,8 @@ impl Node {
         }
         let file = handle.file.clone();
         drop(handle);
-        if !context.may_wait && file.location.try_write().is_none() {
-            return Err(NodeError::MustWait);
+        if !context.may_wait() && file.location.try_write().is_none() {
+            context.wait()?;
         }
         self.drop_privileges(context, &file)?;
         let record = self.meta.get(file.ino)?;
@@ -119,7 +120,7 @@ impl Node {
             if punch || zero {
                 self.zero_range(&file, &mut location, offset..end, keep)?;
             } else {
-                self.allocate_range(context, &file, &mut location, offset..end, keep)?;
+                location = self.allocate_range(context, &file, location, offset..end, keep)?;
             }
             if let Some(place) = &location.place {
                 place.object.set_times(None, Some(clock::wall_time()))?;
@@ -171,63 +172,89 @@ impl Node {
         Ok(())
     }
 
-    fn allocate_range(
+    /// Allocates on the tier; where that has no room, only makes the file longer, if the backing store has
+    /// it. That is not waited for with the file in hand: it is given back as it is then.
+    fn allocate_range<'a>(
         &self,
         context: &Context,
-        file: &FileRef,
-        location: &mut DataLocation,
-        Range { start: offset, end }: Range<u64>,
+        file: &'a FileRef,
+        mut location: RwLockWriteGuard<'a, DataLocation>,
+        range: Range<u64>,
         keep: bool,
-    ) -> Result<()> {
-        let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        let mut is_paid = false;
-        if let Some(place) = location.place.as_ref().filter(|place| place.presence.is_none()) {
-            let paid = place.charge.paid_end.load(Ordering::Acquire);
-            let wanted = end.saturating_sub(paid.max(offset));
-            is_paid = wanted == 0;
-            if wanted > 0 && self.residency.take_room(place.tier, wanted) {
-                place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
-                file.count_write();
-                self.residency.mark_dirty(file, place)?;
-                match place.object.allocate(offset, end - offset, mode) {
-                    Ok(()) => return Ok(()),
-                    Err(error)
-                        if matches!(
-                            error.class(),
-                            ErrorClass::NoSpace | ErrorClass::Unsupported
-                        ) => {}
-                    Err(error) => return Err(error.into()),
+    ) -> Result<RwLockWriteGuard<'a, DataLocation>> {
+        if self.allocate_on_tier(file, &location, range.clone(), keep)? {
+            return Ok(location);
+        }
+        if self.is_backing_room_needed(file, &location, &range)? {
+            let room = match self.statfs_at_once() {
+                Some(room) => room,
+                None => {
+                    drop(location);
+                    let room = self.statfs(context)?;
+                    location = self.location_to_change(context, file, false)?;
+                    self.given_up.check(context)?;
+                    room
                 }
+            };
+            let needed =
+                range.end.saturating_sub(range.start.max(self.length_in(file, &location)?));
+            if room.blocks_available.saturating_mul(room.block_size) < needed {
+                return Err(NodeError::Posix(Errno::NOSPC));
             }
         }
-        let len = self.length_in(file, location)?;
-        if !is_paid {
-            // What lies within the file may be there already; asking for holes would take long.
-            self.check_backing_room(context, end.saturating_sub(len.max(offset)))?;
+        if !keep && range.end > self.length_in(file, &location)? {
+            file.count_write();
+            self.resize(file, &mut location, range.end)?;
         }
-        if keep || end <= len {
-            return Ok(());
-        }
-        file.count_write();
-        self.resize(file, location, end)
+        Ok(location)
     }
 
-    /// Whether the backing store has room for so many bytes now.
-    fn check_backing_room(&self, context: &Context, bytes: u64) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
+    /// Whether the tier has given a range its room.
+    fn allocate_on_tier(
+        &self,
+        file: &FileRef,
+        location: &DataLocation,
+        Range { start: offset, end }: Range<u64>,
+        keep: bool,
+    ) -> Result<bool> {
+        let whole = location.place.as_ref().filter(|place| place.presence.is_none());
+        let Some(place) = whole else { return Ok(false) };
+        let wanted = unpaid(place, offset..end);
+        if wanted == 0 || !self.residency.take_room(place.tier, wanted) {
+            return Ok(false);
         }
-        let room = self.statfs(context)?;
-        match room.blocks_available.saturating_mul(room.block_size) >= bytes {
-            true => Ok(()),
-            false => Err(NodeError::Posix(Errno::NOSPC)),
+        place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
+        file.count_write();
+        self.residency.mark_dirty(file, place)?;
+        let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
+        match place.object.allocate(offset, end - offset, mode) {
+            Ok(()) => Ok(true),
+            Err(error)
+                if matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Unsupported) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether the backing store must have room for a range that the tier has not given any. What lies
+    /// within the file may be there already; asking for holes would take long.
+    fn is_backing_room_needed(
+        &self,
+        file: &FileRef,
+        location: &DataLocation,
+        range: &Range<u64>,
+    ) -> Result<bool> {
+        let whole = location.place.as_ref().filter(|place| place.presence.is_none());
+        let is_paid = whole.is_some_and(|place| unpaid(place, range.clone()) == 0);
+        Ok(!is_paid && range.end > range.start.max(self.length_in(file, location)?))
     }
 
     /// The next data or hole at or after `offset`. What is not on a tier counts as the base says.
     ///
     /// # Errors
-    /// `ENXIO` beyond the end, or when only a hole follows; `MustWait`.
+    /// `ENXIO` beyond the end, or when only a hole follows.
     pub fn seek(&self, context: &Context, fh: u64, offset: u64, whence: i32) -> Result<u64> {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
@@ -251,12 +278,14 @@ impl Node {
     }
 
     fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
-        let location = file.location_for(context)?;
+        let mut location = file.location_for(context)?;
+        if location.place.is_none() && !matches!(location.base, Underlay::Zeros) {
+            location = file.wait_with(context, location)?;
+        }
         let Some(place) = &location.place else {
             let found = match &location.base {
                 Underlay::Zeros => None,
                 Underlay::Spill(spill) => {
-                    context.wait()?;
                     let (len, bytes) = (spill.size_and_mtime().0, &**spill.file());
                     spill.with_map(|map| match map {
                         Some(has) => seek_in_parts(has, bytes, offset..len, what),
@@ -264,7 +293,6 @@ impl Node {
                     })?
                 }
                 Underlay::Backing(opened) => {
-                    context.wait()?;
                     seek_in(&*self.residency.opened_base(file, opened)?, offset, what)?
                 }
             };
@@ -338,6 +366,11 @@ impl Node {
         self.given_up.check(context)?;
         self.write(context, to_fh, to_offset, &piece[..read])
     }
+}
+
+/// How much of a range the tier's object is not charged for yet.
+fn unpaid(place: &TierObject, Range { start, end }: Range<u64>) -> u64 {
+    end.saturating_sub(start.max(place.charge.paid_end.load(Ordering::Acquire)))
 }
 
 /// As [`seek_in`], up to the end of a range, in a file that has only some extents. Those that are absent

@@ -66,21 +66,12 @@ impl Node {
     ) -> Result<()> {
         self.residency.load(context, file)?;
         fail_at!("node.truncate.loaded");
-        if !context.may_wait {
-            let location = file.location.try_write().ok_or(NodeError::MustWait)?;
-            if matches!(location.base, Underlay::Spill(_)) {
-                return Err(NodeError::MustWait);
-            }
+        if !context.may_wait() && !self.is_cut_at_once(file, size) {
+            context.wait()?;
         }
         self.drop_privileges(context, file)?;
         let needs_base = {
             let location = file.location.read();
-            let waits = |place: &TierObject| {
-                Residency::needs_sync_to_change(place) || self.writeback.needs_rest_below(place)
-            };
-            if size > 0 && location.place.as_ref().is_some_and(waits) {
-                context.wait()?;
-            }
             location.place.is_none()
                 && size > 0
                 && !self.residency.begins_empty(file.ino, &location)?
@@ -102,27 +93,39 @@ impl Node {
         self.change_length(file, &mut location, record.ino, size)
     }
 
+    /// Whether nobody has the file in hand, and its length can be changed without waiting.
+    fn is_cut_at_once(&self, file: &FileRef, size: u64) -> bool {
+        let waits = |place: &TierObject| {
+            Residency::needs_sync_to_change(place) || self.writeback.needs_rest_below(place)
+        };
+        file.location.try_write().is_some_and(|location| {
+            !matches!(location.base, Underlay::Spill(_))
+                && (size == 0 || !location.place.as_ref().is_some_and(waits))
+        })
+    }
+
     /// What lies where, to be changed; all of it is taken from the file if it is `emptied`. A caller that
-    /// may not wait has looked before whether it has to, but something may have come between: a write
-    /// past the tier, for one.
+    /// may not wait yet has looked before whether it has to, but something may have come between: a
+    /// write past the tier, for one.
     pub(crate) fn location_to_change<'a>(
         &self,
         context: &Context,
         file: &'a FileRef,
         emptied: bool,
     ) -> Result<RwLockWriteGuard<'a, DataLocation>> {
-        if context.may_wait {
-            return Ok(file.location.write());
+        if !context.may_wait() {
+            let is_quick = |location: &RwLockWriteGuard<'_, DataLocation>| match emptied {
+                true => !matches!(location.base, Underlay::Spill(_)),
+                false => location.place.as_ref().is_some_and(|place| {
+                    place.presence.is_none() && !Residency::needs_sync_to_change(place)
+                }),
+            };
+            if let Some(location) = file.location.try_write().filter(is_quick) {
+                return Ok(location);
+            }
+            context.wait()?;
         }
-        let location = file.location.try_write().ok_or(NodeError::MustWait)?;
-        let on_tier = location.place.as_ref().is_some_and(|place| {
-            place.presence.is_none() && !Residency::needs_sync_to_change(place)
-        });
-        let may = match emptied {
-            true => !matches!(location.base, Underlay::Spill(_)),
-            false => on_tier,
-        };
-        if may { Ok(location) } else { Err(NodeError::MustWait) }
+        Ok(file.location.write())
     }
 
     /// A record never says more than there is: it comes first where the file becomes shorter, and last

@@ -42,7 +42,7 @@ impl Residency {
     /// the backing store.
     ///
     /// # Errors
-    /// `MustWait` if it has one and the caller may not wait.
+    /// What the tier, the backing store or the namespace says.
     pub(crate) fn load(&self, context: &Context, file: &File) -> Result<()> {
         if file.location_for(context)?.loaded {
             return Ok(());

@@ -10,7 +10,7 @@ use forebay_types::{Fingerprint, Ino};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::context::Context;
-use crate::error::{NodeError, Result};
+use crate::error::Result;
 
 use crate::cluster::FileInCluster;
 use crate::namespace::set_ids::SetIds;
@@ -135,16 +135,33 @@ impl File {
         }
     }
 
-    /// Where the bytes are, for a transfer. A thread that may not wait does not queue behind one that
-    /// waits for a slow device with the file in its hands.
+    /// Where the bytes are, for a transfer. Whoever has the file in hand may wait for a slow device.
     ///
     /// # Errors
-    /// `MustWait`.
+    /// As [`Context::wait`].
     pub fn location_for(&self, context: &Context) -> Result<RwLockReadGuard<'_, DataLocation>> {
-        if context.may_wait {
-            return Ok(self.location.read());
+        if let Some(location) = self.location.try_read() {
+            return Ok(location);
         }
-        self.location.try_read().ok_or(NodeError::MustWait)
+        context.wait()?;
+        Ok(self.location.read())
+    }
+
+    /// Waits, where that is still to be done, without the file in hand: where the bytes are then.
+    ///
+    /// # Errors
+    /// As [`Context::wait`].
+    pub fn wait_with<'a>(
+        &'a self,
+        context: &Context,
+        location: RwLockReadGuard<'a, DataLocation>,
+    ) -> Result<RwLockReadGuard<'a, DataLocation>> {
+        if context.may_wait() {
+            return Ok(location);
+        }
+        drop(location);
+        context.wait()?;
+        Ok(self.location.read())
     }
 
     /// Whether a program has it open, or is about to.

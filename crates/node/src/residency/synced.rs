@@ -25,7 +25,7 @@ use forebay_types::Fingerprint;
 use forebay_types::{FileKind, Ino, Timestamp};
 
 use crate::context::Context;
-use crate::error::{NodeError, Result};
+use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
@@ -498,10 +498,10 @@ impl Residency {
         look: impl FnOnce(&DataLocation) -> Result<T>,
     ) -> Result<Option<T>> {
         let file = self.files.get(ino);
-        match self.load(context, &file) {
-            Err(NodeError::MustWait) => return Err(NodeError::MustWait),
-            Err(_) => return Ok(None),
-            Ok(()) => {}
+        if self.load(context, &file).is_err() {
+            // Whoever may not wait has not found out.
+            context.wait()?;
+            return Ok(None);
         }
         let location = file.location_for(context)?;
         look(&location).map(Some)

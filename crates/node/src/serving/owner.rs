@@ -71,7 +71,8 @@ impl Node {
     fn as_owner<T>(
         &self,
         cluster: &Cluster,
-        (ino, epoch): (Ino, u64),
+        ino: Ino,
+        epoch: u64,
         kind: Service,
         work: impl FnOnce(&FileRef, &std::sync::Arc<Record>) -> Result<T>,
     ) -> Result<T, Fault> {
@@ -119,8 +120,7 @@ impl Node {
     }
 
     pub(super) fn read_as_owner(&self, cluster: &Cluster, read: &Read) -> Result<Vec<u8>, Fault> {
-        let about = (Ino(read.ino), cluster.epoch());
-        self.as_owner(cluster, about, Service::Look, |file, _| {
+        self.as_owner(cluster, Ino(read.ino), cluster.epoch(), Service::Look, |file, _| {
             fail_at!("node.owner.read");
             let mut bytes = vec![0; read.len as usize];
             let location = file.location.read();
@@ -136,7 +136,7 @@ impl Node {
         write: &Write,
         bytes: &[u8],
     ) -> Result<(u64, u64), Fault> {
-        self.as_owner(cluster, (Ino(write.ino), write.epoch), Service::Change, |file, record| {
+        self.as_owner(cluster, Ino(write.ino), write.epoch, Service::Change, |file, record| {
             if file.location.read().place.is_none() {
                 steadily(|| self.prepare(&Context::DAEMON, file, record, true))?;
             }
@@ -159,14 +159,14 @@ impl Node {
         cluster: &Cluster,
         truncate: &Truncate,
     ) -> Result<(), Fault> {
-        let about = (Ino(truncate.ino), truncate.epoch);
-        self.as_owner(cluster, about, Service::Change, |_, record| {
+        let ino = Ino(truncate.ino);
+        self.as_owner(cluster, ino, truncate.epoch, Service::Change, |_, record| {
             steadily(|| self.truncate(&Context::DAEMON, record, truncate.size))
         })
     }
 
     pub(super) fn sync_as_owner(&self, cluster: &Cluster, sync: &Sync) -> Result<(), Fault> {
-        self.as_owner(cluster, (Ino(sync.ino), sync.epoch), Service::Keep, |file, _| {
+        self.as_owner(cluster, Ino(sync.ino), sync.epoch, Service::Keep, |file, _| {
             steadily(|| {
                 self.residency.settle(file)?;
                 self.safeguard(file)?;
@@ -180,7 +180,7 @@ impl Node {
         let ino = Ino(look.ino);
         // Copies are made of a file that is owned until they are known.
         let kind = if look.safe { Service::Keep } else { Service::Look };
-        self.as_owner(cluster, (ino, look.epoch), kind, |file, record| {
+        self.as_owner(cluster, ino, look.epoch, kind, |file, record| {
             if look.atime || look.mtime {
                 let now = self.meta.get_now(ino)?;
                 let times = forebay_meta::Times {

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_core::streams::popular::Opening;
 use forebay_meta::{Record, XattrState};
 use forebay_store::BackingFile;
 use forebay_streams::{Class, OpenError, Rejected, StreamRequest};
@@ -18,6 +19,7 @@ use crate::node::Node;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::FileRef;
 
+use super::keeping::nanos;
 use super::{OpenStream, RefusedStream, StreamsReport};
 
 /// The extended attribute that makes streams of a file's opens: bytes a second.
@@ -58,7 +60,7 @@ impl Node {
     /// when opened need none.
     ///
     /// # Errors
-    /// `MustWait` when the attributes have to be read from the backing store.
+    /// What the backing store says to who reads the attributes.
     pub(crate) fn stream_rate(&self, context: &Context, record: &Record) -> Result<Option<u64>> {
         let plain = record.attr.kind == FileKind::Regular
             && record.attr.size > self.config.fetch_on_open_bytes
@@ -103,9 +105,9 @@ impl Node {
         match streams.service.open_file(own, Path::new(&path), &request) {
             Ok(stream) => {
                 let size = backing.len()?;
-                self.keep_beginning(file, (rate, size), stream.first_byte_within(), start);
-                let stream =
-                    OpenStream::new((place, stream), file.ino, rate, (backing, size), start);
+                let startup = nanos(stream.first_byte_within());
+                self.keep_beginning(Opening { title: file.ino.0, size, rate, startup }, start);
+                let stream = OpenStream::new(place, stream, file.ino, rate, backing, size, start);
                 Ok(Some(Arc::new(stream)))
             }
             Err(OpenError::Rejected(why)) => refuse(why),

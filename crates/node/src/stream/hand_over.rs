@@ -110,7 +110,7 @@ impl Node {
                 Err(why) => return refused(why),
             };
             let Some(node) = this.upgrade() else { return };
-            let stream = OpenStream::new((place, stream), ino, rate, (backing, size), start);
+            let stream = OpenStream::new(place, stream, ino, rate, backing, size, start);
             // Closed meanwhile, it is closed here, too.
             if let Some(handle) = node.handles.get(fh) {
                 let _ = handle.stream.set(Arc::new(stream));

@@ -36,34 +36,32 @@ impl Kept {
     }
 }
 
+/// So many nanoseconds.
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl Node {
-    /// A file of `size` bytes was opened as a stream of `rate`, which starts within `startup` from
-    /// byte `start` on, the first that no tier has. Brings its beginning to a tier if it is worth
-    /// that. What is not worth it any more leaves as everything does that nobody uses.
-    pub(super) fn keep_beginning(
-        &self,
-        file: &FileRef,
-        (rate, size): (u64, u64),
-        startup: Duration,
-        start: u64,
-    ) {
+    /// A file was opened as a stream that goes from byte `start` on, the first that no tier has. Brings
+    /// its beginning to a tier if it is worth that. What is not worth it any more leaves as everything
+    /// does that nobody uses.
+    pub(super) fn keep_beginning(&self, opening: Opening<u64>, start: u64) {
         let Some(kept) = self.streams.as_ref().and_then(|streams| streams.kept.as_ref()) else {
             return;
         };
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let title = opening.title;
         let bytes = {
             let mut kept = kept.lock();
             let now = Tick(nanos(kept.begun.elapsed()));
-            let opening = Opening { title: file.ino.0, size, rate, startup: nanos(startup) };
             // Those that are let go need no help to leave.
             kept.popular.opened(now, opening, &mut Vec::new());
-            let bytes = kept.popular.kept(file.ino.0);
-            if bytes <= start || !kept.fetched.insert(file.ino.0) {
+            let bytes = kept.popular.kept(title);
+            if bytes <= start || !kept.fetched.insert(title) {
                 return;
             }
             bytes
         };
-        self.bring(file.ino, bytes);
+        self.bring(Ino(title), bytes);
     }
 
     /// A file that has a rate was opened, be it on a tier or not. Brings all of it to a tier if it is
@@ -74,11 +72,11 @@ impl Node {
         };
         {
             let mut kept = kept.lock();
-            let nanos = u64::try_from(kept.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let now = Tick(nanos(kept.begun.elapsed()));
             // All of it, and what a byte of it saves each time is a byte of the device: worth is what
             // is opened most, whatever its size.
             let opening = Opening { title: file.ino.0, size, rate: Tick::SECOND, startup: size };
-            kept.whole.opened(Tick(nanos), opening, &mut Vec::new());
+            kept.whole.opened(now, opening, &mut Vec::new());
             let there = file.location.read().place.as_ref().is_some_and(|place| {
                 // Nothing is missing of one without a map.
                 place.presence.is_none()

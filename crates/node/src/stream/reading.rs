@@ -9,9 +9,10 @@ use forebay_store::BackingFile;
 use forebay_streams::{Bytes, Stream};
 use forebay_types::Ino;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::error::{NodeError, Result};
+use crate::error::Result;
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::residency::files::FileRef;
@@ -41,10 +42,12 @@ struct Held {
 
 impl OpenStream {
     pub(super) fn new(
-        (place, stream): (Place, Stream),
+        place: Place,
+        stream: Stream,
         ino: Ino,
         rate: u64,
-        (backing, size): (Arc<dyn BackingFile>, u64),
+        backing: Arc<dyn BackingFile>,
+        size: u64,
         start: u64,
     ) -> Self {
         // What is on a tier is there at once.
@@ -142,7 +145,7 @@ impl Node {
     /// Reads along a stream; `None` if the bytes have to be read without it.
     ///
     /// # Errors
-    /// `MustWait` if they are not there yet and the caller may not wait.
+    /// What the tier says.
     pub(crate) fn read_streamed(
         &self,
         context: &Context,
@@ -157,12 +160,12 @@ impl Node {
         };
         let (want, runs) = absent;
         let buffer = &mut buffer[..want];
-        if !context.may_wait && !stream.is_ready(&runs) {
-            return Err(NodeError::MustWait);
+        if !context.may_wait() && !stream.is_ready(&runs) {
+            context.wait()?;
         }
         // Well before whoever watches over requests takes it for lost.
         let timeout = (self.config.backing_timeout / 2).max(Duration::from_secs(1));
-        let until = Instant::now() + if context.may_wait { timeout } else { Duration::ZERO };
+        let until = Instant::now() + if context.may_wait() { timeout } else { Duration::ZERO };
         for run in &runs {
             let part = (run.start - offset) as usize..(run.end - offset) as usize;
             if !stream.read(run.start, &mut buffer[part], until) {
@@ -176,8 +179,13 @@ impl Node {
             return Ok(None);
         }
         let location = file.location_for(context)?;
+        let whole = std::slice::from_ref(&(offset..offset + want as u64)) == &*runs;
+        if location.place.is_none() && !whole {
+            // It has left the tier between the two looks.
+            return Ok(None);
+        }
         let from_tier = |from: u64, part: &mut [u8]| {
-            let Some(place) = &location.place else { return Err(NodeError::MustWait) };
+            let Some(place) = &location.place else { return Err(Errno::IO.into()) };
             let read = place.object.read_at(part, from)?;
             part[read..].fill(0);
             self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
@@ -187,12 +195,8 @@ impl Node {
             self.metrics.bytes.of(Source::Backing).add(part.len() as u64);
             Ok(())
         };
-        match compose(&runs, offset, buffer, from_tier, streamed) {
-            Ok(()) => Ok(Some(want)),
-            // It has left the tier between the two looks.
-            Err(NodeError::MustWait) => Ok(None),
-            Err(error) => Err(error),
-        }
+        compose(&runs, offset, buffer, from_tier, streamed)?;
+        Ok(Some(want))
     }
 
     /// How many bytes there are of a read, and which of them the tier lacks; `None` if the file is

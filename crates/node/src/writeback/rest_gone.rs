@@ -68,7 +68,7 @@ impl Writeback {
     /// Fails, once, if parts of a file are gone.
     ///
     /// # Errors
-    /// [`NodeError::RestGone`]; `MustWait`.
+    /// [`NodeError::RestGone`].
     pub(crate) fn tell_rest_gone(&self, context: &Context, ino: Ino) -> Result<()> {
         let untold = &self.reconciler.rest_gone;
         if untold.count.load(Ordering::Acquire) == 0 || !untold.inos.lock().contains(&ino.0) {

@@ -232,7 +232,7 @@ async fn prepare(
         let reserved = beside.map(|rate| found.reserved(&at_work, rate)).transpose()?;
         Ok::<_, OpenError>((found.wanted(&at_work, pace, rate, before)?, reserved))
     };
-    let ((wanted, response, front), reserved) = match tokio::task::spawn_blocking(wanted).await {
+    let (prepared, reserved) = match tokio::task::spawn_blocking(wanted).await {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(error)) => return not_opened(error),
         Err(error) => return failed(&error),
@@ -243,8 +243,7 @@ async fn prepare(
     {
         return refused;
     }
-    let held = (permit, place);
-    let response = open(shared, activity, held, class, (wanted, response, front)).await;
+    let response = open(shared, activity, permit, place, class, prepared).await;
     let refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
     if let (Some(session), Some(_), true) = (&session, beginning, refused) {
         // Neither without the other.
@@ -343,7 +342,7 @@ impl Found {
         pace: Option<Pace>,
         rate: u64,
         before: Option<(Stream, u64)>,
-    ) -> Result<(Box<OpenRequest>, Response<Body>, Bytes), OpenError> {
+    ) -> Result<Prepared, OpenError> {
         let Self { query, file, path, part, response, front, session, .. } = self;
         let length = Some(part.end - part.start);
         let max_startup_ms = query.max_startup_ms;
@@ -363,8 +362,17 @@ impl Found {
             // Slower than it should be, but its own: the player will try less.
             wanted.least = Rate::constant(had).ok().filter(|_| had < rate);
         }
-        Ok((Box::new(wanted), response, front))
+        Ok(Prepared { wanted: Box::new(wanted), response, front })
     }
+}
+
+/// A stream that is to be opened, and its answer.
+struct Prepared {
+    wanted: Box<OpenRequest>,
+    /// All but the body.
+    response: Response<Body>,
+    /// What comes before the stream.
+    front: Bytes,
 }
 
 /// At which rate something of this pace begins, at least at `rate`, and up to where. A player shall see
@@ -520,9 +528,10 @@ fn no_file(shared: &Shared, path: &Path, uri: &hyper::Uri, error: &io::Error) ->
 async fn open(
     shared: &Arc<Shared>,
     activity: &Arc<Activity>,
-    (permit, place): (Permit, Option<Place>),
+    permit: Permit,
+    place: Option<Place>,
     class: Class,
-    (wanted, mut response, front): (Box<OpenRequest>, Response<Body>, Bytes),
+    Prepared { wanted, mut response, front }: Prepared,
 ) -> Response<Body> {
     let left = front.len() as u64 + wanted.end - wanted.start;
     let stream = match shared.service.open(*wanted).await {

@@ -52,6 +52,13 @@ pub(super) fn meant(path: &Path) -> Option<(PathBuf, Piece)> {
 /// A film, or why there is none.
 type Cut = Result<Arc<Film>, NoIndex>;
 
+/// An open file of the library that can be cut.
+pub(super) struct CutFile {
+    pub file: File,
+    pub key: FileKey,
+    pub film: Arc<Film>,
+}
+
 /// Films that were asked for lately, the last one last.
 #[derive(Default)]
 pub(super) struct Films {
@@ -63,18 +70,27 @@ impl Films {
     ///
     /// # Errors
     /// If there is no such file; and why it can't be cut.
-    pub fn film(&self, library: &Library, path: &Path) -> std::io::Result<(File, FileKey, Cut)> {
+    pub fn film(
+        &self,
+        library: &Library,
+        path: &Path,
+    ) -> std::io::Result<Result<CutFile, NoIndex>> {
         let file = library.file(path)?;
         let key = Media::key_of(&file)?;
+        let cut = self.cut(&file, key);
+        Ok(cut.map(|film| CutFile { file, key, film }))
+    }
+
+    fn cut(&self, file: &File, key: FileKey) -> Cut {
         {
             let mut known = self.known.lock();
             if let Some(at) = known.iter().position(|known| known.0 == key) {
                 let found = known.remove(at);
                 known.push(found.clone());
-                return Ok((file, key, found.1));
+                return found.1;
             }
         }
-        let film = cut(&file, key).map(Arc::new);
+        let film = cut(file, key).map(Arc::new);
         let mut known = self.known.lock();
         known.push((key, film.clone()));
         let weigh = |known: &(FileKey, Cut)| known.1.as_ref().map_or(0, |film| film.weight);
@@ -83,7 +99,7 @@ impl Films {
         {
             drop(known.remove(0));
         }
-        Ok((file, key, film))
+        film
     }
 }
 

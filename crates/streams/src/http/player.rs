@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
@@ -14,7 +13,7 @@ use hyper::{Method, Response, StatusCode};
 use super::Shared;
 use super::answer::{Asked, Found, Looked, head_of_file, media_type, refused_file, short, text};
 use super::body::Body;
-use super::film::{self, Film, Piece};
+use super::film::{self, CutFile, Piece};
 use super::manifest::{self, Kind, Playlist};
 use super::session::Session;
 use crate::media::FileKey;
@@ -44,21 +43,18 @@ pub(super) fn look(shared: &Shared, asked: &Asked, path: &Path, head: &Parts) ->
         return (playlist && size <= PLAYLIST_MAX).then(|| served(shared, asked, path, file, head));
     }
     let (film_path, piece) = film::meant(path)?;
-    let (file, key, film) = match shared.films.film(library, &film_path) {
-        Ok(found) => found,
-        Err(error) => return Some(Looked::Done(refused_file(&error))),
-    };
-    let film = match film {
-        Ok(film) => film,
-        Err(why) => {
+    let cut = match shared.films.film(library, &film_path) {
+        Ok(Ok(cut)) => cut,
+        Ok(Err(why)) => {
             let why = format!("no playlist can be made of this file: {why}");
             return Some(Looked::Done(short(StatusCode::NOT_FOUND, why)));
         }
+        Err(error) => return Some(Looked::Done(refused_file(&error))),
     };
     if begins && asked.query.session {
         return Some(Looked::Done(begin(shared, asked)));
     }
-    Some(of_film(shared, asked, path, (file, key), &film, piece, head))
+    Some(of_film(shared, asked, path, cut, piece, head))
 }
 
 /// Sends a player on to a session of its own.
@@ -167,8 +163,7 @@ fn of_film(
     shared: &Shared,
     asked: &Asked,
     path: &Path,
-    (file, key): (File, FileKey),
-    film: &Arc<Film>,
+    CutFile { file, key, film }: CutFile,
     piece: Piece,
     head: &Parts,
 ) -> Looked {

@@ -9,12 +9,16 @@ fn name(n: u8) -> Fact {
     Fact::Name(1, Arc::new([b'a' + n]))
 }
 
+fn key_of(partition: u16, lease: u64) -> LeaseKey {
+    LeaseKey { partition, lease }
+}
+
 /// Grants one fact.
-fn grant(grants: &mut Grants, now: Tick, key: (u16, u64), fact: Fact, looked_up: bool) -> bool {
+fn grant(grants: &mut Grants, now: Tick, key: LeaseKey, fact: Fact, looked_up: bool) -> bool {
     grants.grant(now, key, &mut [(fact, TTL)], looked_up)
 }
 
-fn sent(grants: &mut Grants, now: Tick, key: (u16, u64), fact: Fact) {
+fn sent(grants: &mut Grants, now: Tick, key: LeaseKey, fact: Fact) {
     grants.sent(now, key, &[(fact, TTL)]);
 }
 
@@ -44,7 +48,7 @@ fn name_of(fact: &Fact) -> (u64, &[u8]) {
 /// What is on its way to the kernel.
 enum Answer {
     /// Facts of a partition under a lease, with their times, each for something in the kernel's cache.
-    Facts((u16, u64), Vec<(Fact, u64)>, Vec<usize>),
+    Facts(LeaseKey, Vec<(Fact, u64)>, Vec<usize>),
     /// A rename, what was granted for it, and whether the new name is to be forgotten.
     Renamed(Fact, Fact, Option<(u64, Fact, u64)>, bool),
 }
@@ -91,7 +95,7 @@ impl World {
     /// The kernel asks; true if it may keep something of what it is told.
     fn look(&mut self, mut facts: Vec<(Fact, u64)>, looked_up: bool) -> bool {
         let (now, partition) = (Tick(self.now), partition_of(&facts[0].0));
-        let key = (partition, self.lease(partition).number);
+        let key = key_of(partition, self.lease(partition).number);
         let granted = self.grants.grant(now, key, &mut facts, looked_up);
         assert_eq!(granted, facts.iter().any(|(_, time)| *time > 0));
         if granted {
@@ -117,10 +121,10 @@ impl World {
         for attempt in 0..2 {
             let under = partition_of(to);
             let (number, held) = (self.lease(under).number, self.lease(under).held);
-            let lease = held.then_some(Lease { key: (under, number), left: TTL });
-            let old = (partition_of(from), name_of(from));
+            let lease = held.then_some(Lease { key: key_of(under, number), left: TTL });
+            let (now, partition) = (Tick(self.now), partition_of(from));
             let (granted, forget) =
-                match self.grants.rename(Tick(self.now), old, (lease, name_of(to))) {
+                match self.grants.rename(now, partition, name_of(from), lease, name_of(to)) {
                     Moving::Free => (None, false),
                     Moving::Granted(fact, time) => (Some((number, fact, time)), false),
                     Moving::Forget(fact) => {
@@ -161,7 +165,7 @@ impl World {
                     None => self.kernel.remove(&to),
                 };
                 if let Some((lease, fact, time)) = granted {
-                    let key = (partition_of(&fact), lease);
+                    let key = key_of(partition_of(&fact), lease);
                     self.grants.sent(Tick(self.now), key, &[(fact, time)]);
                 }
                 let (dir, name) = name_of(&from);
@@ -193,7 +197,7 @@ impl World {
         if !wanted || !held {
             return;
         }
-        match self.grants.leave(Tick(self.now), (partition, lease), true) {
+        match self.grants.leave(Tick(self.now), key_of(partition, lease), true) {
             Leave::Wait => {}
             Leave::Tell(number, facts) => self.notices.push((partition, number, facts)),
             Leave::Force(number, facts) => {
@@ -207,7 +211,7 @@ impl World {
                 };
                 let live: Vec<_> = self.kernel.iter().filter(is_live).collect();
                 let is_late = |answer: &&Answer| match answer {
-                    Answer::Facts(key, ..) => key.0 == partition,
+                    Answer::Facts(key, ..) => key.partition == partition,
                     Answer::Renamed(_, _, granted, _) => {
                         granted.as_ref().is_some_and(|(_, fact, _)| partition_of(fact) == partition)
                     }
@@ -293,19 +297,19 @@ proptest! {
 #[test]
 fn name_when_moved_where_it_can_be_granted_then_granted_there_for_as_long() {
     let mut grants = Grants::new(Terms::default());
-    assert_eq!(grants.rename(at(0), (7, (7, b"a")), (None, (8, b"b"))), Moving::Free);
+    assert_eq!(grants.rename(at(0), 7, (7, b"a"), None, (8, b"b")), Moving::Free);
     grants.moved(7, b"a");
-    assert!(grant(&mut grants, at(0), (7, 1), entry(0), false));
-    sent(&mut grants, at(0), (7, 1), entry(0));
-    let to = (Some(Lease { key: (8, 1), left: TTL }), (8, &b"b"[..]));
-    let moving = grants.rename(at(100), (7, (7, b"a")), to);
+    assert!(grant(&mut grants, at(0), key_of(7, 1), entry(0), false));
+    sent(&mut grants, at(0), key_of(7, 1), entry(0));
+    let lease = Some(Lease { key: key_of(8, 1), left: TTL });
+    let moving = grants.rename(at(100), 7, (7, b"a"), lease, (8, b"b"));
     assert_eq!(moving, Moving::Granted(entry(5), 400 * MS));
-    assert!(!grant(&mut grants, at(101), (7, 1), entry(0), false), "it is being moved");
-    grants.sent(at(102), (8, 1), &[(entry(5), 400 * MS)]);
+    assert!(!grant(&mut grants, at(101), key_of(7, 1), entry(0), false), "it is being moved");
+    grants.sent(at(102), key_of(8, 1), &[(entry(5), 400 * MS)]);
     grants.moved(7, b"a");
-    assert!(grant(&mut grants, at(103), (7, 1), entry(0), false));
+    assert!(grant(&mut grants, at(103), key_of(7, 1), entry(0), false));
     assert!(
-        matches!(grants.leave(at(103), (8, 1), true), Leave::Tell(_, facts) if facts == [entry(5)])
+        matches!(grants.leave(at(103), key_of(8, 1), true), Leave::Tell(_, facts) if facts == [entry(5)])
     );
 }
 
@@ -313,50 +317,36 @@ fn name_when_moved_where_it_can_be_granted_then_granted_there_for_as_long() {
 fn name_when_moved_where_it_cannot_be_granted_then_looked_up_before_and_else_forgotten_after() {
     let mut grants = Grants::new(Terms::default());
     let looked_up = |grants: &mut Grants, ms| {
-        assert!(grant(grants, at(ms), (7, 1), entry(0), false));
-        sent(grants, at(ms), (7, 1), entry(0));
+        assert!(grant(grants, at(ms), key_of(7, 1), entry(0), false));
+        sent(grants, at(ms), key_of(7, 1), entry(0));
     };
     looked_up(&mut grants, 0);
     let rename = |grants: &mut Grants, ms, left: Option<u64>| {
-        let lease = left.map(|left| Lease { key: (8, 1), left });
-        grants.rename(at(ms), (7, (7, b"a")), (lease, (8, &b"b"[..])))
+        let lease = left.map(|left| Lease { key: key_of(8, 1), left });
+        grants.rename(at(ms), 7, (7, b"a"), lease, (8, b"b"))
     };
     // No lease, or one that ends before the kernel forgets.
     assert_eq!(rename(&mut grants, 1, None), Moving::Again);
-    assert!(!grant(&mut grants, at(2), (7, 1), entry(0), false), "else it would be kept again");
+    assert!(
+        !grant(&mut grants, at(2), key_of(7, 1), entry(0), false),
+        "else it would be kept again"
+    );
     assert_eq!(rename(&mut grants, 3, Some(10 * MS)), Moving::Forget(entry(5)));
     grants.moved(7, b"a");
     looked_up(&mut grants, 4);
     // An answer that is on its way would be kept for longer than is known.
-    assert!(grant(&mut grants, at(5), (7, 1), entry(0), false));
+    assert!(grant(&mut grants, at(5), key_of(7, 1), entry(0), false));
     assert_eq!(rename(&mut grants, 6, Some(10 * TTL)), Moving::Again);
-    sent(&mut grants, at(7), (7, 1), entry(0));
+    sent(&mut grants, at(7), key_of(7, 1), entry(0));
     let Moving::Granted(..) = rename(&mut grants, 8, Some(10 * TTL)) else { panic!("not granted") };
-}
-
-/// A kernel makes a call twice at most: one that has to wait for a slow device between two attempts of
-/// the node is the same call.
-#[test]
-fn name_when_its_move_has_to_wait_then_the_kernel_need_not_look_it_up_a_second_time() {
-    let mut grants = Grants::new(Terms::default());
-    assert!(grant(&mut grants, at(0), (7, 1), entry(0), false));
-    sent(&mut grants, at(0), (7, 1), entry(0));
-    let rename = |grants: &mut Grants, ms| grants.rename(at(ms), (7, (7, b"a")), (None, (8, b"b")));
-    assert_eq!(rename(&mut grants, 1), Moving::Again);
-    assert_eq!(rename(&mut grants, 2), Moving::Forget(entry(5)));
-    grants.put_off(at(3), 7, b"a");
-    assert!(!grant(&mut grants, at(3), (7, 1), entry(0), false), "it is about to be moved");
-    assert_eq!(rename(&mut grants, 4), Moving::Forget(entry(5)), "it was looked up");
-    grants.moved(7, b"a");
-    assert!(grant(&mut grants, at(5), (7, 1), entry(0), false));
 }
 
 #[test]
 fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_more() {
     let mut grants = Grants::new(Terms::default());
-    let key = (7, 3);
-    assert_eq!(grants.leave(at(1), (7, 2), true), Leave::Free, "nothing was granted");
-    assert!(!grant(&mut grants, at(1), (7, 2), name(0), false), "of a lease that was left");
+    let key = key_of(7, 3);
+    assert_eq!(grants.leave(at(1), key_of(7, 2), true), Leave::Free, "nothing was granted");
+    assert!(!grant(&mut grants, at(1), key_of(7, 2), name(0), false), "of a lease that was left");
     assert!(grant(&mut grants, at(1), key, name(0), false));
     assert!(grants.has(at(1), 7, &name(0)) && !grants.has(at(1), 7, &name(1)));
     assert_eq!(grants.leave(at(2), key, true), Leave::Wait, "its answer is on its way");
@@ -370,13 +360,13 @@ fn lease_when_wanted_then_the_kernel_is_told_once_and_nothing_is_granted_any_mor
     grants.told(7, number);
     assert_eq!(grants.leave(at(6), key, true), Leave::Free);
     assert!(!grant(&mut grants, at(7), key, name(0), false));
-    assert!(grant(&mut grants, at(7), (7, 4), name(0), false), "the next lease");
+    assert!(grant(&mut grants, at(7), key_of(7, 4), name(0), false), "the next lease");
 }
 
 #[test]
 fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_later() {
     let mut grants = Grants::new(Terms::default());
-    let key = (7, 1);
+    let key = key_of(7, 1);
     assert!(grant(&mut grants, at(0), key, name(0), true));
     sent(&mut grants, at(30), key, name(0));
     assert_eq!(grants.leave(at(279), key, true), Leave::Wait);
@@ -386,7 +376,7 @@ fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_late
 #[test]
 fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_tells() {
     let mut grants = Grants::new(Terms { patience: 100 * MS, ..Terms::default() });
-    let key = (7, 1);
+    let key = key_of(7, 1);
     assert!(grant(&mut grants, at(0), key, name(0), false));
     assert_eq!(grants.leases(), [key]);
     sent(&mut grants, at(0), key, name(0));
@@ -401,7 +391,7 @@ fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_t
 #[test]
 fn lease_when_doubted_and_confirmed_then_facts_are_granted_again() {
     let mut grants = Grants::new(Terms::default());
-    let key = (7, 1);
+    let key = key_of(7, 1);
     assert!(grant(&mut grants, at(0), key, name(0), false));
     sent(&mut grants, at(0), key, name(0));
     let Leave::Tell(number, _) = grants.leave(at(1), key, false) else { panic!("not told") };
@@ -416,22 +406,22 @@ fn grants_when_full_then_refused_until_some_are_over() {
     let mut grants = Grants::new(terms);
     for partition in 0..4u16 {
         for n in 0..6 {
-            let granted = grant(&mut grants, at(0), (partition, 1), name(n), false);
+            let granted = grant(&mut grants, at(0), key_of(partition, 1), name(n), false);
             assert_eq!(granted, n < 4 && u64::from(partition) * 4 + u64::from(n) < 10);
             if granted {
-                sent(&mut grants, at(0), (partition, 1), name(n));
+                sent(&mut grants, at(0), key_of(partition, 1), name(n));
             }
         }
     }
-    assert!(!grant(&mut grants, at(700), (3, 1), name(0), false));
-    assert!(grant(&mut grants, at(900), (3, 1), name(0), false));
+    assert!(!grant(&mut grants, at(700), key_of(3, 1), name(0), false));
+    assert!(grant(&mut grants, at(900), key_of(3, 1), name(0), false));
     assert_eq!(grants.facts, 1);
 }
 
 #[test]
 fn listing_when_not_all_of_it_fits_then_the_rest_is_refused_and_what_is_known_is_kept_on() {
     let mut grants = Grants::new(Terms { most: 10, most_each: 4, ..Terms::default() });
-    let key = (7, 1);
+    let key = key_of(7, 1);
     let listing = |from: u8| Vec::from_iter((from..from + 4).map(|n| (name(n), TTL)));
     let times = |facts: &[(Fact, u64)]| Vec::from_iter(facts.iter().map(|(_, time)| *time > 0));
     let mut facts = listing(0);

@@ -182,7 +182,7 @@ impl Writeback {
     /// granted that they fit.
     ///
     /// # Errors
-    /// What the backing store says to such a one; `MustWait` while that is not known.
+    /// What the backing store says to such a one.
     pub(crate) fn check_attribute_fits(
         &self,
         context: &crate::Context,
@@ -301,7 +301,7 @@ impl Writeback {
     /// must be writable there. What could never get there is refused at once.
     ///
     /// # Errors
-    /// `EACCES`; `MustWait`.
+    /// `EACCES`.
     pub(crate) fn check_writable_below(&self, context: &Context, record: &Record) -> Result<()> {
         let is_given = !self.reconciler.limits.keeps_owners.load(Ordering::Acquire)
             || record.attr.uid == geteuid().as_raw();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::NodeError;
 
-const READER: Context = Context { uid: 0, gid: 0, pid: 1, may_wait: false, request: 0 };
+const READER: Context = Context { uid: 0, gid: 0, pid: 1, waiter: Some(&crate::AtOnce) };
 
 fn populated() -> Bench {
     let bench = Bench::new();
@@ -18,7 +18,7 @@ fn populated() -> Bench {
 fn find_when_nothing_is_known_then_must_wait_and_imports() {
     let bench = populated();
     let unknown = bench.node.writeback.find(&READER, Ino::ROOT, b"dir");
-    assert!(matches!(unknown, Err(NodeError::MustWait)));
+    assert!(matches!(unknown, Err(NodeError::Busy)));
     let dir = bench.dir("dir");
     assert_eq!(bench.find(dir, "17").expect("imported").attr.size, 1);
     assert!(bench.find(dir, "absent").is_none());
@@ -73,10 +73,7 @@ fn revalidate_when_changed_or_removed_outside_then_says_so() {
     bench.node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     fs::write(bench.root.join("file"), b"22").expect("written");
     fs::remove_file(bench.root.join("other")).expect("removed");
-    assert!(matches!(
-        bench.node.writeback.revalidate(&READER, file.clone()),
-        Err(NodeError::MustWait)
-    ));
+    assert!(matches!(bench.node.writeback.revalidate(&READER, file.clone()), Err(NodeError::Busy)));
     let now = bench.node.writeback.revalidate(&Context::DAEMON, file).expect("there");
     assert_eq!(now.attr.size, 2);
     let gone = bench.node.writeback.revalidate(&Context::DAEMON, other);

@@ -131,9 +131,8 @@ impl Program {
         self.say("setxattr", path);
         let Some((_, ino)) = self.made.get(path).copied() else { return };
         let value = format!("value {}", self.random.below(1000)).into_bytes();
-        let named = (&b"user.test"[..], &value[..]);
         self.in_flight = true;
-        let set = self.node.set_xattr(&Context::DAEMON, ino, named, 0, false);
+        let set = self.node.set_xattr(&Context::DAEMON, ino, b"user.test", &value, 0, false);
         self.in_flight = false;
         if self.told("setxattr", path, set).is_some() {
             self.xattrs.insert(ino.0, value);
@@ -187,7 +186,8 @@ impl Program {
         let Some((to_dir, new)) = self.place(to) else { return };
         let ctx = Context::DAEMON;
         self.in_flight = true;
-        let renamed = self.node.rename(&ctx, (from_dir, old), (to_dir, new), 0);
+        let renamed =
+            self.node.rename(&ctx, NameIn::new(from_dir, old), NameIn::new(to_dir, new), 0);
         self.in_flight = false;
         if self.told("rename", to, renamed).is_none() {
             return;
@@ -208,7 +208,8 @@ impl Program {
         self.say("exchange", &format!("{one} {other}"));
         let Some((one_dir, one_name)) = self.place(one) else { return };
         let Some((other_dir, other_name)) = self.place(other) else { return };
-        let (one_at, other_at) = ((one_dir, one_name), (other_dir, other_name));
+        let (one_at, other_at) =
+            (NameIn::new(one_dir, one_name), NameIn::new(other_dir, other_name));
         self.in_flight = true;
         let done = self.node.rename(&Context::DAEMON, one_at, other_at, libc::RENAME_EXCHANGE);
         self.in_flight = false;
