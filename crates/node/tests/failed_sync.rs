@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use forebay_node::{Ino, SetAttr};
+use forebay_node::{Ino, NameIn, SetAttr};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -315,7 +315,8 @@ fn file_that_was_cut_when_renamed_over_another_beside_its_write_back_then_neithe
     });
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
-        node.rename(&CONTEXT, (Ino::ROOT, b"new"), (Ino::ROOT, b"old"), 0).unwrap();
+        let [from, to] = [b"new", b"old"].map(|name| NameIn::new(Ino::ROOT, name));
+        node.rename(&CONTEXT, from, to, 0).unwrap();
         also_told.send("renamed").ok();
     });
     for _ in 0..2 {

@@ -146,14 +146,15 @@ fn changes_of_a_file_when_one_that_waits_already_takes_its_known_name_then_its_o
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
         rig.node().setattr(&CONTEXT, heir, &mode(0o640)).unwrap();
         rig.node().setattr(&CONTEXT, known, &mode(0o600)).unwrap();
-        rig.node().set_xattr(&CONTEXT, known, (b"user.k", b"value"), 0, false).unwrap();
+        rig.node().set_xattr(&CONTEXT, known, b"user.k", b"value", 0, false).unwrap();
         let opened = rig.node().open(&CONTEXT, known, libc::O_RDWR).unwrap();
         rig.write(opened.fh, BEFORE.len() as u64, b", and more");
         rig.node().release(opened.fh);
         if is_removed_before {
             rig.node().unlink(&CONTEXT, dir, b"x").unwrap();
         }
-        rig.node().rename(&CONTEXT, (dir, b"heir"), (dir, b"x"), 0).unwrap();
+        let [from, to] = [NameIn::new(dir, b"heir"), NameIn::new(dir, b"x")];
+        rig.node().rename(&CONTEXT, from, to, 0).unwrap();
         rig.node().writeback().reconcile(heir).unwrap();
         rig.drain();
         let found = std::fs::metadata(rig.backing().join("b/x")).unwrap();
