@@ -73,7 +73,7 @@ const CLOSED: [&str; 4] = [
 
 /// What they do to files that they have closed to themselves. Each step finds in the backing store what the
 /// one before left there, and nothing on the tier.
-const CLOSED_FILES: [&str; 4] = [
+const CLOSED_FILES: [&str; 5] = [
     "for name in a c d e g i; do seq 100 >$name; done; ln a b; ln e f; ln i j
      chmod 444 a c; chmod 000 d g i",
     "chmod u+w a; echo more >>a; chmod 444 b; chmod u+r d; cat d >copy; chmod 000 d
@@ -82,7 +82,12 @@ const CLOSED_FILES: [&str; 4] = [
      exec 3<&-; chmod 600 i; truncate -s 10 j; chmod 000 j",
     "chmod u+w a; : >b; chmod 400 a; chmod 600 c; ln c h; seq 5 >h; chmod 000 c
      setfattr -n user.name -v other f; setfattr -n user.more -v 1 g; chmod 200 g; echo more >>g
-     chmod u+w i; setfattr -n user.name -v value i; chmod 400 j",
+     chmod u+w i; setfattr -n user.name -v value i; chmod 400 j
+     mkdir closed listed; echo one >closed/k; ln closed/k k; chmod 000 closed; echo two >>k
+     for name in copy e listed; do chmod u+w $name; setfattr -n user.list -v value $name
+     setfacl -m u::r--,u:4321:rw $name; done",
+    "cat k >copy2; echo more >>k; chmod 600 a; seq 10 >>b; exec 3<e; chmod 000 f; cat <&3 >copy3
+     mkdir away; seq 30 >away/l; exec 4<away/l; chmod 000 away; cat <&4 >copy4; exec 3<&- 4<&-",
 ];
 
 /// Does the steps in a plain directory and on a mount, each on a mount of its own, and compares what is in
@@ -118,7 +123,7 @@ fn tree(site: &Site, dir: &str) -> Vec<String> {
     let script = "find . -name .forebay -prune -o -mindepth 1 -type d -printf '%M %P\\n'
         find . -name .forebay -prune -o -mindepth 1 ! -type d -printf '%M %n %s %P\\n'
         find . -name .forebay -prune -o -type f -exec md5sum {} +
-        find . -name .forebay -prune -o ! -type l -exec getfattr -d {} +";
+        find . -name .forebay -prune -o ! -type l -exec getfattr -d -m - {} +";
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", script]).current_dir(site.path(dir));
     let found = String::from_utf8(shell.output().unwrap().stdout).unwrap();
@@ -134,7 +139,30 @@ fn directories_that_a_plain_user_has_closed_when_their_modes_come_first_then_all
 
 #[test]
 fn files_that_a_plain_user_has_closed_when_changed_then_all_gets_there() {
-    assert_as_in_a_plain_directory(&CLOSED_FILES, true);
+    for is_each_on_a_tier_of_its_own in [true, false] {
+        assert_as_in_a_plain_directory(&CLOSED_FILES, is_each_on_a_tier_of_its_own);
+    }
+}
+
+#[test]
+fn directory_of_a_plain_user_that_others_close_when_changed_here_then_it_stays_closed() {
+    let Some(site) = site_of_the_user() else { return };
+    let script = |script: &str| as_user(&site, &format!("set -e; cd \"$S\"; {script}"));
+    let (code, text) = script(
+        r#"[ -r /dev/fuse ] && [ -w /dev/fuse ] || { echo "no device"; exit 0; }
+        mkdir backing/d; echo a >backing/d/file
+        "$F" mount backing mnt --tier "$S/home/tier=64M"; ls -lR mnt
+        chmod 555 backing/d; echo b >mnt/d/new; rm mnt/d/file
+        "$F" umount --timeout 60s mnt; echo drained"#,
+    );
+    if text.contains("no device") {
+        eprintln!("skipped: plain users may not use /dev/fuse");
+        return;
+    }
+    assert!(code == 0 && text.contains("drained"), "{text}");
+    assert_eq!(about(&site.path("backing/d")).3, 0o555);
+    let names = fs::read_dir(site.path("backing/d")).unwrap().map(|name| name.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["new"]);
 }
 
 /// The daemon of a user's mount, who restarts it, and who sends its notices.
@@ -171,10 +199,12 @@ fn mount_of_a_plain_user_when_it_died_with_changes_in_a_closed_directory_then_it
         let mode = |dir: &str| about(&site.path("backing").join(dir)).3;
         let is_closed = || (mode("top"), mode("top/closed")) == (0o500, 0);
         assert!(wait_for(Duration::from_secs(20), is_closed), "their modes are written back");
-        for process in served_by(&site) {
-            signal(process, rustix::process::Signal::KILL);
-        }
-        assert!(wait_for(Duration::from_secs(20), || served_by(&site).is_empty()));
+        // Again, until nobody is there to start another one.
+        let is_dead = || {
+            served_by(&site).iter().for_each(|&one| signal(one, rustix::process::Signal::KILL));
+            served_by(&site).is_empty()
+        };
+        assert!(wait_for(Duration::from_secs(20), || is_dead() && is_dead()));
         let (code, text) = script(&format!(
             r#"{mount}
             chmod 700 mnt/top mnt/top/closed

@@ -753,7 +753,9 @@ impl Writeback {
         if record.xattrs != XattrState::None {
             // Of an imported file nobody may have asked for them yet: the version that is about to be
             // replaced has them.
-            let all = self.above.known_xattrs(record.ino)?;
+            let mut all = self.above.known_xattrs(record.ino)?;
+            // Access lists, which may close it, after those of the user.
+            all.sort_unstable_by(|(one, _), (other, _)| other.cmp(one));
             for (name, value) in all {
                 match to.set_xattr(OsStr::from_bytes(&name), &value) {
                     Err(error) if self.is_refused_attribute(&error) => {

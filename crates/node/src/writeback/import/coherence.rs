@@ -12,7 +12,7 @@ use forebay_store::{BackingFile, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
-use super::dirs::MAX_PARENTS;
+use super::dirs::{MAX_PARENTS, is_denied};
 use super::names_seen::NamesSeen;
 use super::{UNRESPONSIVE, is_unconfirmed};
 use crate::clock;
@@ -217,17 +217,20 @@ impl Writeback {
     /// ([`Writeback::take_over_name`]).
     fn compare_one_of(&self, record: &Arc<Record>) -> Result<Arc<Record>> {
         let known = record.backing.fingerprint;
+        let mut denied = None;
         for link in record.backing.links.iter().take(MAX_NAMES) {
             match self.look_under(link) {
                 Ok(found) if known.is_some_and(|print| print.same_inode(&found.fingerprint)) => {
                     return self.take_in(record, &found);
                 }
                 Ok(_) => {}
+                // Its user may have closed one of the directories to himself, and not the others.
+                Err(error) if is_denied(&error) => denied = Some(error),
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(record.clone())
+        denied.map_or_else(|| Ok(record.clone()), Err)
     }
 
     /// Whether the backing store is without an inode that it had: looks again, with nothing on the

@@ -287,24 +287,27 @@ impl Writeback {
         if record.backing.links.len() == 1 {
             return self.place_of(record, first, MAX_PARENTS);
         }
+        // Its user may have closed one of the directories to himself, and not the others.
+        let mut denied = None;
         for link in record.backing.links.newest_first() {
-            // Limbo and directories as well may be claimed only.
-            let (dir, name) = match self.place_of(record, link, MAX_PARENTS) {
-                Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
-                place => place?,
-            };
-            match self.backing.stat(&dir, OsStr::from_bytes(&name)) {
-                Ok(found)
+            let found = self.place_of(record, link, MAX_PARENTS).and_then(|(dir, name)| {
+                let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;
+                Ok((dir, name, found))
+            });
+            match found {
+                Ok((dir, name, found))
                     if record.backing.fingerprint.is_none_or(|print| found.same_inode(&print)) =>
                 {
                     return Ok((dir, name));
                 }
                 Ok(_) => {}
-                Err(error) if error.class() == ErrorClass::NotFound => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if is_denied(&error) => denied = Some(error),
+                // Limbo and directories as well may be claimed only.
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
+                Err(error) => return Err(error),
             }
         }
-        Err(Errno::NOENT.into())
+        Err(denied.unwrap_or_else(|| Errno::NOENT.into()))
     }
 
     /// Opens the file that the backing store holds for `record`.
@@ -459,7 +462,7 @@ pub(super) fn is_only_claimed(record: &Record) -> bool {
     record.is_directory() && record.listed && is_unconfirmed(record)
 }
 
-fn is_denied(error: &crate::error::NodeError) -> bool {
+pub(super) fn is_denied(error: &crate::error::NodeError) -> bool {
     error.class() == Some(ErrorClass::Denied)
 }
 

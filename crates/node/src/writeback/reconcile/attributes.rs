@@ -184,7 +184,8 @@ impl Writeback {
         let here = OsStr::new("");
         let wanted: BTreeMap<_, _> = wanted.into_iter().collect();
         let found: BTreeMap<_, _> = self.read_xattrs(object, b"")?.into_iter().collect();
-        for (attribute, value) in &wanted {
+        // Access lists, which may close it, after those of the user.
+        for (attribute, value) in wanted.iter().rev() {
             if found.get(attribute) == Some(value) {
                 continue;
             }

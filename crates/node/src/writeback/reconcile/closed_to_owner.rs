@@ -82,7 +82,8 @@ impl Writeback {
         if found.uid != geteuid().as_raw() || found.mode & wanted == wanted {
             return Ok(false);
         }
-        self.mode_is_due(dir)?;
+        // Others may have closed it, which is to stay.
+        self.mode_is_due(dir, Some(found.mode))?;
         let set = SetAttributes { mode: Some(found.mode | wanted), ..SetAttributes::default() };
         let changed = self.own_change(&[(dir, &handle)], || {
             Ok(self.backing.set_attributes(&handle, OsStr::new(""), &set)?)
@@ -112,7 +113,7 @@ impl Writeback {
         if !is_closed || !is_own(&record, &found) || was_changed(&record, &found) {
             return Ok(false);
         }
-        self.mode_is_due(ino)?;
+        self.mode_is_due(ino, None)?;
         // The change time moves: others would seem to have changed it.
         match self.meta.intend(ino, None, Fingerprint { mtime: record.attr.mtime, ..known }) {
             Err(MetaError::Stale(_)) => return Ok(false),
@@ -130,25 +131,39 @@ impl Writeback {
         Ok(true)
     }
 
-    /// The same for who reads it. True as well if a worker is at it, and it may be open afterwards.
+    /// The same for who reads it, also of the directories above it. True as well if a worker is at it, and
+    /// it may be open afterwards.
     pub(crate) fn open_to_reader(&self, ino: Ino) -> Result<bool> {
         match self.own(ino, Duration::ZERO) {
-            Some(_owned) => self.open_closed_file(ino),
+            Some(_owned) => {
+                let record = self.meta.get(ino)?;
+                Ok(self.open_closed_dirs(&record)? || self.open_closed_file(ino)?)
+            }
             None => Ok(self.is_in_other_hands(ino)),
         }
     }
 
-    /// The mode in the backing store is about to be another one than the record says.
-    fn mode_is_due(&self, ino: Ino) -> Result<()> {
+    /// The mode in the backing store is about to be another one than the record says, or than was `found`
+    /// where none was set here.
+    fn mode_is_due(&self, ino: Ino, found: Option<u32>) -> Result<()> {
+        let mut is_theirs = false;
         let due = |record: &mut Record| {
+            if let Some(mode) = found.filter(|_| !record.backing.attrs_differ) {
+                is_theirs = record.attr.perm != mode;
+                record.attr.perm = mode;
+            }
             record.backing.attrs_differ = true;
             // Whoever has just set it does not report that it is as it should be.
             record.change += 1;
             Queue::Yes
         };
         match self.meta.update(ino, None, due) {
-            Err(MetaError::Stale(_)) => Ok(()),
-            updated => Ok(updated.map(drop)?),
+            Err(MetaError::Stale(_)) => return Ok(()),
+            updated => drop(updated?),
         }
+        if is_theirs {
+            self.residency.forget_object(ino, false);
+        }
+        Ok(())
     }
 }
