@@ -4,11 +4,13 @@ mod rig;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_node::{AtOnce, Coherence, Context, NodeConfig, SetAttr, SetTime, Timestamp};
+use forebay_node::{
+    AtOnce, Coherence, Context, Durability, NodeConfig, SetAttr, SetTime, Timestamp,
+};
 use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
 use rig::passing::PassingRig;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -490,4 +492,59 @@ fn version_below_whose_times_a_worker_is_setting_when_written_past_the_tier_then
     rig.drain();
     same(&rig.plain("file"), &data, "in the backing store");
     assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+/// A store that takes its time for what may be slow, once it is told to.
+#[derive(Default)]
+struct Slow(AtomicBool);
+
+impl Interceptor for Slow {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let is_slow = matches!(operation, Operation::Rename | Operation::Commit);
+        if is_slow && self.0.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Verdict::Pass
+    }
+}
+
+/// The kernel would put the next append where the file ended before.
+#[test]
+fn attributes_of_a_file_that_is_written_while_a_slow_store_gets_it_then_are_not_those_of_before() {
+    for (tier, size) in [(64 * MIB, 300 * KIB), (512 * KIB, 900 * KIB)] {
+        let slow = Arc::new(Slow::default());
+        let rig = Rig::new(&[tier], slow.clone(), |config| config.durability = Durability::Backing);
+        let (node, fh, ino) = (rig.node(), rig.create("file"), rig.ino("file"));
+        rig.write(fh, 0, &noise(3, size));
+        node.fsync(&CONTEXT, fh, false).unwrap();
+        slow.0.store(true, Ordering::Release);
+        let (end, acknowledged) = (AtomicBool::new(false), AtomicU64::new(size));
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !end.load(Ordering::Acquire) {
+                    let at = acknowledged.load(Ordering::Acquire);
+                    rig.write(fh, at, b"more of it");
+                    acknowledged.store(at + 10, Ordering::Release);
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+            });
+            for sync in [true, false].into_iter().cycle().take(4) {
+                let done = threads.spawn(move || match sync {
+                    true => drop(node.fsync(&CONTEXT, fh, false)),
+                    false => drop(node.writeback().reconcile(ino)),
+                });
+                while !done.is_finished() {
+                    let at_least = acknowledged.load(Ordering::Acquire);
+                    let shown = node.getattr(&CONTEXT, ino).unwrap().attr.size;
+                    if shown < at_least {
+                        end.store(true, Ordering::Release);
+                        panic!("{shown} of {at_least} bytes, tier of {tier}");
+                    }
+                }
+            }
+            end.store(true, Ordering::Release);
+        });
+        slow.0.store(false, Ordering::Release);
+        rig.node().release(fh);
+    }
 }

@@ -216,7 +216,16 @@ impl DirBacking {
     fn open_private_fd(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::RUSR | Mode::WUSR;
-        retry(|| fs::openat(dir, name, flags, mode)).map_err(|e| self.err("create", dir, name, e))
+        let open = || retry(|| fs::openat(dir, name, flags, mode));
+        let opened = open().or_else(|error| {
+            if error != Errno::ACCESS || flags.contains(OFlags::EXCL) {
+                return Err(error);
+            }
+            // It has the mode already of the file that it was to become, which shuts its owner out.
+            fs::chmodat(dir, name, mode, AtFlags::empty()).map_err(|_| error)?;
+            open()
+        });
+        opened.map_err(|e| self.err("create", dir, name, e))
     }
 
     fn open_private(&self, dir: &Dir, name: &OsStr, flags: OFlags) -> Result<Arc<DirFile>> {

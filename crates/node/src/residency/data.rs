@@ -31,6 +31,8 @@ use crate::residency::synced::len_to_first_hole;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
 const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
+/// How often an object is looked for that has just moved.
+const MAX_LOOKS: usize = 8;
 /// The longest step of the clock by which files get their times.
 pub(crate) const CLOCK_STEP: Duration = Duration::from_millis(10);
 
@@ -556,6 +558,23 @@ impl Residency {
         self.live_attr_since(record, None)
     }
 
+    /// The size and time of a file that somebody has in hand, if it has bytes of which its record does not
+    /// speak yet. With those of the record the kernel would put the next append where it ended before.
+    fn written_in_hand(&self, file: &File) -> Option<(u64, Timestamp)> {
+        // An object that is not there is being moved.
+        for _ in 0..MAX_LOOKS {
+            let Some(resident) = self.residents.get(file.ino.0).filter(|known| known.dirty) else {
+                let spill = file.spill.lock().upgrade();
+                return spill.map(|spill| spill.size_and_mtime());
+            };
+            let tier = &self.tiers[usize::from(resident.tier)].tier;
+            if let Ok(stat) = tier.open(file.ino.0).and_then(|object| object.stat()) {
+                return Some((stat.size, stat.mtime));
+            }
+        }
+        None
+    }
+
     /// As [`Residency::live_attr`]; the record was read after the moment.
     pub(crate) fn live_attr_since(&self, record: &Record, moment: Option<Moment>) -> (Attr, u64) {
         let (ino, mut attr) = (record.ino, record.attr.clone());
@@ -566,10 +585,17 @@ impl Residency {
             }
             return (attr, blocks);
         }
-        if let Some(file) = self.files.peek(record.ino)
-            // Whoever has the file in hand for long waits for a slow device, and may hang there.
-            && let Some(location) = file.location.try_read_for(ATTRIBUTES_WAIT)
+        let file = self.files.peek(record.ino);
+        // Whoever has the file in hand for long waits for a slow device, and may hang there.
+        let location =
+            file.as_ref().map(|file| (file, file.location.try_read_for(ATTRIBUTES_WAIT)));
+        if let Some((file, None)) = &location
+            && let Some((size, mtime)) = self.written_in_hand(file)
         {
+            show_written(&mut attr, size, mtime);
+            return (attr, size.div_ceil(512));
+        }
+        if let Some((file, Some(location))) = &location {
             let stat = match (&location.place, &location.base) {
                 (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
                 (None, Underlay::Spill(spill)) => {
@@ -593,6 +619,7 @@ impl Residency {
                 return (attr, blocks);
             }
         }
+        drop(location);
         // Settled since the record was read, perhaps: a close is not waited for.
         let unchanged = moment.is_some_and(|then| !self.meta.changed_since(record.ino, then));
         if !unchanged && let Ok(settled) = self.meta.get(record.ino) {

@@ -26,6 +26,7 @@ use forebay_store::backing::{Access, SetAttributes};
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Temporary};
 use forebay_types::{Fingerprint, Ino};
+use rustix::process::geteuid;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -754,6 +755,12 @@ impl Writeback {
             // Of an imported file nobody may have asked for them yet: the version that is about to be
             // replaced has them.
             let mut all = self.above.known_xattrs(record.ino)?;
+            let found = to.stat()?;
+            if !all.is_empty() && found.mode & 0o600 != 0o600 && !geteuid().is_root() {
+                // A turn that came to nothing may have closed it to its owner already.
+                let mode = Some(found.mode | 0o600);
+                to.set_attributes(&SetAttributes { mode, ..SetAttributes::default() })?;
+            }
             // Access lists, which may close it, after those of the user.
             all.sort_unstable_by(|(one, _), (other, _)| other.cmp(one));
             for (name, value) in all {

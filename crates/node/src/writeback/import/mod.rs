@@ -29,6 +29,7 @@ use forebay_store::backing::is_reserved;
 use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::config::Coherence;
 use crate::context::Context;
@@ -38,7 +39,7 @@ use crate::pool::Urgency;
 use crate::writeback::Writeback;
 
 pub(crate) use dirs::LIMBO;
-use dirs::{MAX_LOOKS, let_workers_go_on};
+use dirs::{MAX_LOOKS, is_denied, let_workers_go_on};
 pub(crate) use spelling::folded;
 
 /// What is known about the freshness of imported directories and files, and which listings are
@@ -164,6 +165,11 @@ impl Writeback {
         loop {
             let record = self.meta.get(ino)?;
             match self.xattrs_in_backing(&record) {
+                Err(error)
+                    if is_denied(&error) && looks < MAX_LOOKS && self.open_to_reader(ino)? =>
+                {
+                    looks += 1;
+                }
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                     if self.is_at_rest(&record)? {
                         // Others have removed it.
@@ -190,8 +196,17 @@ impl Writeback {
     }
 
     /// All extended attributes of an entry that the backing store lets us see.
+    ///
+    /// # Errors
+    /// `EACCES` for an entry that its owner, whose this mount is, has closed to himself: it has those that
+    /// can't be seen, and may be opened.
     pub(crate) fn read_xattrs(&self, dir: &Dir, name: &[u8]) -> Result<Xattrs> {
         let name = OsStr::from_bytes(name);
+        let may_open = !self.config.read_only && !geteuid().is_root();
+        let is_closed = || {
+            let found = self.backing.stat(dir, name);
+            found.is_ok_and(|found| found.uid == geteuid().as_raw() && found.mode & 0o400 == 0)
+        };
         let refused = |error: &StoreError| {
             use ErrorClass::{Denied, NotFound, Unsupported};
             matches!(error.class(), Denied | NotFound | Unsupported)
@@ -204,6 +219,9 @@ impl Writeback {
         for attribute in names {
             match self.backing.get_xattr(dir, name, &attribute) {
                 Ok(value) => all.push((attribute.as_bytes().to_vec(), value)),
+                Err(error) if error.errno() == libc::EACCES && may_open && is_closed() => {
+                    return Err(error.into());
+                }
                 Err(error) if refused(&error) => {}
                 Err(error) => return Err(error.into()),
             }

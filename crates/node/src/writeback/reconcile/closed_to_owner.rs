@@ -8,7 +8,6 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::time::Duration;
 
 use forebay_meta::{Error as MetaError, Queue, Record};
 use forebay_store::ErrorClass;
@@ -16,9 +15,9 @@ use forebay_store::backing::SetAttributes;
 use forebay_types::{FileKind, Fingerprint, Ino};
 use rustix::process::geteuid;
 
-use super::MAX_PARENTS;
 use super::identity::{in_hand, is_own, was_changed};
 use super::queue::NAMES_DELAY;
+use super::{MAX_PARENTS, OWNER_WAIT};
 use crate::error::Result;
 use crate::writeback::Writeback;
 
@@ -131,16 +130,17 @@ impl Writeback {
         Ok(true)
     }
 
-    /// The same for who reads it, also of the directories above it. True as well if a worker is at it, and
-    /// it may be open afterwards.
+    /// The same for who reads it, also of the directories above it. True as well if a worker was at it, and
+    /// it may be open by now.
     pub(crate) fn open_to_reader(&self, ino: Ino) -> Result<bool> {
-        match self.own(ino, Duration::ZERO) {
-            Some(_owned) => {
-                let record = self.meta.get(ino)?;
-                Ok(self.open_closed_dirs(&record)? || self.open_closed_file(ino)?)
-            }
-            None => Ok(self.is_in_other_hands(ino)),
+        if self.is_in_own_hands(ino) {
+            // After its refusal.
+            return Ok(false);
         }
+        let waits = self.is_in_other_hands(ino);
+        let Some(_owned) = self.own(ino, OWNER_WAIT) else { return Ok(false) };
+        let record = self.meta.get(ino)?;
+        Ok(self.open_closed_dirs(&record)? || self.open_closed_file(ino)? || waits)
     }
 
     /// The mode in the backing store is about to be another one than the record says, or than was `found`

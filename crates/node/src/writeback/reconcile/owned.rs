@@ -67,6 +67,12 @@ impl Writeback {
         owned.lock().get(&ino.0).is_some_and(|(_, who)| *who != thread::current().id())
     }
 
+    /// Whether this thread works on an inode.
+    pub(super) fn is_in_own_hands(&self, ino: Ino) -> bool {
+        let (owned, _) = self.reconciler.owners.shard(ino);
+        owned.lock().get(&ino.0).is_some_and(|(_, who)| *who == thread::current().id())
+    }
+
     /// Becomes the owner of an inode; `None` if somebody else is for longer than `timeout`.
     ///
     /// Whoever owns inodes already may only wait for one with a larger number than all of them, so
