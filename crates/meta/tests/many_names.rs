@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_meta::{
-    Engine, EngineError, FileKind, Ino, Key, Link, Memory, MetaStore, MiniTransaction, NameIn,
-    NewInode, Options, Outcome, Page, Queue, RenameFlags, Timestamp, Write,
+    Attr, Engine, EngineError, FileKind, Fingerprint, Found, Ino, Key, Link, Memory, MetaStore,
+    MiniTransaction, NameIn, NewInode, Options, Outcome, Page, Queue, RenameFlags, Timestamp,
+    Write,
 };
 use proptest::prelude::*;
 
@@ -368,4 +369,52 @@ fn attributes_when_a_file_has_many_then_one_more_costs_as_with_few() {
     store.xattr_remove(ino, b"user.0005", NOW).unwrap();
     assert_eq!(set(6, 10), (2998 * 10, 2998 * 19));
     assert_eq!(store.xattr_all(ino).unwrap().len(), 2999);
+}
+
+/// The daemon looks a name up while a listing finds the other one.
+#[test]
+fn names_of_one_file_when_found_at_a_time_in_two_directories_then_names_of_one_inode() {
+    let store = MetaStore::open(Box::new(Memory::new()), &Options::default()).unwrap();
+    let dirs = ["one", "other"].map(|name| {
+        let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
+        store.create(Ino::ROOT, name.as_bytes(), new, NOW).unwrap().ino
+    });
+    for round in 0..300_u64 {
+        let name = format!("file{round}").into_bytes();
+        let print = Fingerprint {
+            size: 7,
+            mtime: NOW,
+            ctime: NOW,
+            ino: 1000 + round,
+            ..Fingerprint::default()
+        };
+        let begin = std::sync::Barrier::new(2);
+        std::thread::scope(|threads| {
+            for dir in dirs {
+                let (store, begin, name) = (&store, &begin, &name);
+                threads.spawn(move || {
+                    let attr = Attr {
+                        kind: FileKind::Regular,
+                        perm: 0o600,
+                        uid: 1,
+                        gid: 2,
+                        nlink: 2,
+                        rdev: 0,
+                        size: 7,
+                        atime: NOW,
+                        mtime: NOW,
+                        ctime: NOW,
+                        btime: NOW,
+                    };
+                    let name = name.clone().into();
+                    let found = Found { name, attr, target: None, fingerprint: print };
+                    begin.wait();
+                    store.import(dir, &[found]).unwrap();
+                });
+            }
+        });
+        let [one, other] = dirs.map(|dir| store.lookup(dir, &name).unwrap().unwrap());
+        assert_eq!(one.ino, other.ino, "round {round}");
+        assert_eq!(one.links.len(), 2);
+    }
 }

@@ -61,7 +61,12 @@ impl MetaStore {
 
     fn import_batch(&self, dir: Ino, batch: &[&Found], unless_listed: bool) -> Result<u64> {
         let known = self.known_inodes(batch)?;
-        let locked: Vec<Ino> = known.iter().flatten().copied().chain([dir]).collect();
+        // Of two names of one file that are found at a time, the second is to find the inode of the first:
+        // a number in the backing store is locked as if it were that of an inode here.
+        let numbers = batch.iter().filter(|found| may_have_names(found));
+        let numbers = numbers.map(|found| Ino(found.fingerprint.ino));
+        let locked: Vec<Ino> =
+            known.iter().flatten().copied().chain(numbers).chain([dir]).collect();
         let _locked = self.lock(&locked);
         // Somebody else may have imported another name before the locks were taken.
         if self.known_inodes(batch)? != known {
