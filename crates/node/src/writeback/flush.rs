@@ -21,12 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_meta::{Queue, Record, XattrState};
-use forebay_store::backing::{Access, SetAttributes};
+use forebay_meta::{Queue, Record};
+use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Temporary};
 use forebay_types::{Fingerprint, Ino};
-use rustix::process::geteuid;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -40,7 +39,7 @@ use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::is_announced;
 use crate::residency::synced::may_get_an_older_version;
 use crate::writeback::Writeback;
-use crate::writeback::reconcile::{described, is_own, is_refused_owner, was_changed};
+use crate::writeback::reconcile::{is_own, was_changed};
 
 /// How a flush of a file's bytes ended.
 pub(crate) enum Flushed {
@@ -739,69 +738,6 @@ impl Writeback {
             true => Ok(self.backing.temporary(record.ino.0)?),
             // The group of a directory that hands it on need not be one of the user's.
             false => Ok(self.backing.temporary_beside(record.ino.0, dir)?),
-        }
-    }
-
-    /// Mode, owner, times and extended attributes of a file that is about to be published. What the
-    /// backing store can't have of them is named.
-    pub(crate) fn copy_attributes(
-        &self,
-        record: &Record,
-        mtime: forebay_meta::Timestamp,
-        to: &dyn BackingFile,
-    ) -> Result<()> {
-        self.forget_refused(record.ino);
-        if record.xattrs != XattrState::None {
-            // Of an imported file nobody may have asked for them yet: the version that is about to be
-            // replaced has them.
-            let mut all = self.above.known_xattrs(record.ino)?;
-            let found = to.stat()?;
-            if !all.is_empty() && found.mode & 0o600 != 0o600 && !geteuid().is_root() {
-                // A turn that came to nothing may have closed it to its owner already.
-                let mode = Some(found.mode | 0o600);
-                to.set_attributes(&SetAttributes { mode, ..SetAttributes::default() })?;
-            }
-            // Access lists, which may close it, after those of the user.
-            all.sort_unstable_by(|(one, _), (other, _)| other.cmp(one));
-            for (name, value) in all {
-                match to.set_xattr(OsStr::from_bytes(&name), &value) {
-                    Err(error) if self.is_refused_attribute(&error) => {
-                        self.note_refused(record.ino, &described(&name), &error);
-                    }
-                    set => set?,
-                }
-            }
-        }
-        let (attr, found) = (&record.attr, to.stat()?);
-        let refused = |set: &SetAttributes, what| -> Result<bool> {
-            match to.set_attributes(set) {
-                Err(error) if is_refused_owner(&error) => {
-                    self.note_refused(record.ino, what, &error);
-                    Ok(true)
-                }
-                set => Ok(set.map(|()| false)?),
-            }
-        };
-        let uid = (found.uid != attr.uid).then_some(attr.uid);
-        let gid = (found.gid != attr.gid).then_some(attr.gid);
-        let owner = SetAttributes { uid, gid, ..SetAttributes::default() };
-        let owner_differs = uid.or(gid).is_some();
-        let others = owner_differs && refused(&owner, "its owner")?;
-        // Not with the rights of somebody else.
-        let perm = if others { attr.perm & 0o1777 } else { attr.perm };
-        if owner_differs || found.mode != perm {
-            let mode = SetAttributes { mode: Some(perm), ..SetAttributes::default() };
-            refused(&mode, "its mode")?;
-        }
-        let times = SetAttributes {
-            atime: Some(attr.atime),
-            mtime: Some(mtime),
-            ..SetAttributes::default()
-        };
-        match to.set_attributes(&times) {
-            // Of a file of somebody else they say when it was written here.
-            Err(error) if is_refused_owner(&error) => Ok(()),
-            set => Ok(set?),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_meta::{Error as MetaError, Record, Xattrs};
+use forebay_meta::{Error as MetaError, Record, XattrState, Xattrs};
 use forebay_store::backing::{SetAttributes, XattrMode};
-use forebay_store::{Attributes, Dir, ErrorClass, StoreError};
+use forebay_store::{Attributes, BackingFile, Dir, ErrorClass, StoreError};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use rustix::process::geteuid;
@@ -59,29 +59,7 @@ impl Writeback {
             }
         }
         self.forget_refused(work.ino());
-        // A plain user may give none to a file that is closed to him by then. A change of owner, which is
-        // not for him to make, takes some of them away.
-        let xattrs_come_first = !geteuid().is_root();
-        self.own_change(&changed, || {
-            if xattrs && xattrs_come_first {
-                self.set_xattrs(&record, &object, &before)?;
-            }
-            if attributes {
-                self.set_owner_and_mode(&record, &object, &before)?;
-            }
-            if xattrs && !xattrs_come_first {
-                self.set_xattrs(&record, &object, &before)?;
-            }
-            if attributes {
-                // The time is what tells a change by others: none may be covered up.
-                let now = self.backing.stat(&object, OsStr::new(""))?;
-                if !record.is_directory() && !is_same(&before, &now) {
-                    return Err(NodeError::Busy);
-                }
-                self.set_times(&record, &object, true)?;
-            }
-            Ok(())
-        })?;
+        self.own_change(&changed, || self.set_where_they_differ(&record, &object, &before))?;
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
@@ -107,6 +85,36 @@ impl Writeback {
                 self.doubt_version(work.ino());
             }
             work.changed(object);
+        }
+        Ok(())
+    }
+
+    fn set_where_they_differ(
+        &self,
+        record: &Record,
+        object: &Dir,
+        before: &Attributes,
+    ) -> Result<()> {
+        let (attributes, xattrs) = (record.backing.attrs_differ, record.backing.xattrs_differ);
+        // A plain user may give none to a file that is closed to him by then. A change of owner, which is
+        // not for him to make, takes some of them away.
+        let xattrs_come_first = !geteuid().is_root();
+        if xattrs && xattrs_come_first {
+            self.set_xattrs(record, object, before)?;
+        }
+        if attributes {
+            self.set_owner_and_mode(record, object, before)?;
+        }
+        if xattrs && !xattrs_come_first {
+            self.set_xattrs(record, object, before)?;
+        }
+        if attributes {
+            // The time is what tells a change by others: none may be covered up.
+            let now = self.backing.stat(object, OsStr::new(""))?;
+            if !record.is_directory() && !is_same(before, &now) {
+                return Err(NodeError::Busy);
+            }
+            self.set_times(record, object, true)?;
         }
         Ok(())
     }
@@ -152,6 +160,69 @@ impl Writeback {
         }
         let now = self.backing.stat(object, OsStr::new(""))?;
         self.note_attributes_below(record, &now)
+    }
+
+    /// Mode, owner, times and extended attributes of a file that is about to be published. What the
+    /// backing store can't have of them is named.
+    pub(crate) fn copy_attributes(
+        &self,
+        record: &Record,
+        mtime: Timestamp,
+        to: &dyn BackingFile,
+    ) -> Result<()> {
+        self.forget_refused(record.ino);
+        if record.xattrs != XattrState::None {
+            // Of an imported file nobody may have asked for them yet: the version that is about to be
+            // replaced has them.
+            let mut all = self.above.known_xattrs(record.ino)?;
+            let found = to.stat()?;
+            if !all.is_empty() && found.mode & 0o600 != 0o600 && !geteuid().is_root() {
+                // A turn that came to nothing may have closed it to its owner already.
+                let mode = Some(found.mode | 0o600);
+                to.set_attributes(&SetAttributes { mode, ..SetAttributes::default() })?;
+            }
+            // Access lists, which may close it, after those of the user.
+            all.sort_unstable_by(|(one, _), (other, _)| other.cmp(one));
+            for (name, value) in all {
+                match to.set_xattr(OsStr::from_bytes(&name), &value) {
+                    Err(error) if self.is_refused_attribute(&error) => {
+                        self.note_refused(record.ino, &described(&name), &error);
+                    }
+                    set => set?,
+                }
+            }
+        }
+        let (attr, found) = (&record.attr, to.stat()?);
+        let refused = |set: &SetAttributes, what| -> Result<bool> {
+            match to.set_attributes(set) {
+                Err(error) if is_refused_owner(&error) => {
+                    self.note_refused(record.ino, what, &error);
+                    Ok(true)
+                }
+                set => Ok(set.map(|()| false)?),
+            }
+        };
+        let uid = (found.uid != attr.uid).then_some(attr.uid);
+        let gid = (found.gid != attr.gid).then_some(attr.gid);
+        let owner = SetAttributes { uid, gid, ..SetAttributes::default() };
+        let owner_differs = uid.or(gid).is_some();
+        let others = owner_differs && refused(&owner, "its owner")?;
+        // Not with the rights of somebody else.
+        let perm = if others { attr.perm & 0o1777 } else { attr.perm };
+        if owner_differs || found.mode != perm {
+            let mode = SetAttributes { mode: Some(perm), ..SetAttributes::default() };
+            refused(&mode, "its mode")?;
+        }
+        let times = SetAttributes {
+            atime: Some(attr.atime),
+            mtime: Some(mtime),
+            ..SetAttributes::default()
+        };
+        match to.set_attributes(&times) {
+            // Of a file of somebody else they say when it was written here.
+            Err(error) if is_refused_owner(&error) => Ok(()),
+            set => Ok(set?),
+        }
     }
 
     fn set_times(&self, record: &Record, object: &Dir, wanted: bool) -> Result<()> {

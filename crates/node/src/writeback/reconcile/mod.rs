@@ -45,14 +45,12 @@ use crate::error::{NodeError, Result};
 use crate::residency::files::File;
 use crate::writeback::Writeback;
 
-pub(crate) use attributes::described;
 pub use conflict::Conflict;
 pub use drain::Synced;
 pub(crate) use identity::{is_own, is_pending, was_changed};
 pub(crate) use queue::NAMES_DELAY;
 pub use refused::Refused;
 use refused::is_beyond_store;
-pub(crate) use refused::is_refused_owner;
 use work::{Batch, Step, Work};
 
 /// The state of the backlog's workers.
