@@ -403,7 +403,12 @@ impl Round {
             Step::Write { name, at, len } => {
                 let Some((fh, fresh)) = self.opened(name) else { return };
                 let data = noise(index as u64 + 7, len);
-                self.again(step, || node.write(&CONTEXT, fh, at, &data));
+                // As much as there is room for is written, as by any file system.
+                let mut done = 0;
+                while done < data.len() {
+                    let (from, rest) = (at + done as u64, &data[done..]);
+                    done += self.again(step, || node.write(&CONTEXT, fh, from, rest));
+                }
                 if fresh {
                     node.release(fh);
                 }

@@ -16,9 +16,13 @@ const BEFORE: &[u8] = b"what was there";
 
 /// A started rig whose backing store has one file under `a/x` and `b/x`.
 fn rig() -> Rig {
-    let soon =
-        |config: &mut forebay_node::NodeConfig| config.attr_timeout = Duration::from_millis(100);
-    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), soon);
+    rig_that_looks_after(Duration::from_millis(100))
+}
+
+/// One for which a look at the backing store counts for so long.
+fn rig_that_looks_after(timeout: Duration) -> Rig {
+    let counts = |config: &mut forebay_node::NodeConfig| config.attr_timeout = timeout;
+    let mut rig = Rig::unstarted(&[8 * MIB], Arc::new(Transparent), counts);
     for dir in ["a", "b"] {
         std::fs::create_dir(rig.backing().join(dir)).unwrap();
     }
@@ -234,7 +238,8 @@ fn soon<T>(look: impl Fn() -> Option<T>) -> T {
 #[test]
 fn file_that_others_link_before_its_name_goes_then_their_name_shows_what_they_linked() {
     for is_written_back in [false, true] {
-        let rig = rig();
+        // So long that no look comes between their link and the removal, which would find it.
+        let rig = rig_that_looks_after(Duration::from_secs(3));
         std::fs::write(rig.backing().join("a/f"), BEFORE).unwrap();
         let file = at(&rig, "a", "f").expect("there");
         let opened = rig.node().open(&CONTEXT, file, libc::O_RDWR).unwrap();

@@ -18,6 +18,9 @@ pub const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/testb
 impl Testbed {
     /// Without daemons yet. Says so and gives nothing where the machine can't.
     pub fn up(options: &[&str]) -> Option<Testbed> {
+        if crate::site::can_mount() {
+            crate::site::use_own_mounts();
+        }
         let bed = Testbed { root: tempfile::tempdir().unwrap(), env: None };
         let (code, text) = bed.run(&["check"]);
         if code != 0 {

@@ -125,10 +125,11 @@ impl Node {
         self.residency.read_with_gaps(file, &location, offset, buffer)
     }
 
-    /// Writes `data` at `offset`; returns the bytes written, which are all of them.
+    /// Writes `data` at `offset`; returns the bytes written: fewer than all of them only if there is room
+    /// for no more.
     ///
     /// # Errors
-    /// `ENOSPC` only when neither the tiers nor the backing store have room.
+    /// `ENOSPC` only when neither the tiers nor the backing store have room for anything of it.
     pub fn write(&self, context: &Context, fh: u64, offset: u64, data: &[u8]) -> Result<usize> {
         let handle = self.handle(fh)?;
         let _writing = handle.writing();
