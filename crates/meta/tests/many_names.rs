@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_meta::{
     Attr, Engine, EngineError, FileKind, Fingerprint, Found, Ino, Key, Link, Memory, MetaStore,
-    MiniTransaction, NameIn, NewInode, Options, Outcome, Page, Queue, RenameFlags, Timestamp,
-    Write,
+    MiniTransaction, NameIn, NewInode, NodeName, Options, Outcome, Page, Queue, RenameFlags,
+    Timestamp, Write,
 };
 use proptest::prelude::*;
 
@@ -371,13 +371,11 @@ fn attributes_when_a_file_has_many_then_one_more_costs_as_with_few() {
     assert_eq!(store.xattr_all(ino).unwrap().len(), 2999);
 }
 
-/// The daemon looks a name up while a listing finds the other one.
-#[test]
-fn names_of_one_file_when_found_at_a_time_in_two_directories_then_names_of_one_inode() {
-    let store = MetaStore::open(Box::new(Memory::new()), &Options::default()).unwrap();
+/// Two directories, each of which has a name of every file, that are imported at the same time.
+fn find_names_at_a_time(stores: [&MetaStore; 2]) {
     let dirs = ["one", "other"].map(|name| {
         let new = NewInode::new(FileKind::Directory, 0o755, 0, 0);
-        store.create(Ino::ROOT, name.as_bytes(), new, NOW).unwrap().ino
+        stores[0].create(Ino::ROOT, name.as_bytes(), new, NOW).unwrap().ino
     });
     for round in 0..300_u64 {
         let name = format!("file{round}").into_bytes();
@@ -390,8 +388,8 @@ fn names_of_one_file_when_found_at_a_time_in_two_directories_then_names_of_one_i
         };
         let begin = std::sync::Barrier::new(2);
         std::thread::scope(|threads| {
-            for dir in dirs {
-                let (store, begin, name) = (&store, &begin, &name);
+            for (dir, store) in dirs.into_iter().zip(stores) {
+                let (begin, name) = (&begin, &name);
                 threads.spawn(move || {
                     let attr = Attr {
                         kind: FileKind::Regular,
@@ -413,8 +411,26 @@ fn names_of_one_file_when_found_at_a_time_in_two_directories_then_names_of_one_i
                 });
             }
         });
-        let [one, other] = dirs.map(|dir| store.lookup(dir, &name).unwrap().unwrap());
+        let [one, other] = dirs.map(|dir| stores[0].lookup(dir, &name).unwrap().unwrap());
         assert_eq!(one.ino, other.ino, "round {round}");
-        assert_eq!(one.links.len(), 2);
+        assert_eq!(stores[0].get_now(one.ino).unwrap().links.len(), 2);
     }
+}
+
+/// The daemon looks a name up while a listing finds the other one.
+#[test]
+fn names_of_one_file_when_found_at_a_time_in_two_directories_then_names_of_one_inode() {
+    let store = MetaStore::open(Box::new(Memory::new()), &Options::default()).unwrap();
+    find_names_at_a_time([&store, &store]);
+}
+
+#[test]
+fn names_of_one_file_when_two_nodes_find_them_at_a_time_then_names_of_one_inode() {
+    let engine = Arc::new(Memory::partitioned());
+    let stores = ["one", "other"].map(|id| {
+        let node = Some(NodeName { id: id.into(), address: "here".into() });
+        let options = Options { node, ..Options::default() };
+        MetaStore::open(Box::new(engine.clone()), &options).unwrap()
+    });
+    find_names_at_a_time([&stores[0], &stores[1]]);
 }

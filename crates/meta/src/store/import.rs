@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::draft::committed_record;
 use super::{Draft, Found, MetaStore, NewInode, Refreshed, check_name, new_record};
 use crate::codec;
-use crate::engine::{Key, MiniTransaction, Write};
+use crate::engine::{Expect, Key, MiniTransaction, Write};
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::types::{Attr, FileKind, Fingerprint, Ino, Link, Record, Spread, Timestamp, XattrState};
@@ -18,8 +18,9 @@ const STEP: usize = 4096;
 
 impl MetaStore {
     /// Adds entries found in the backing directory for names that are neither logical entries nor
-    /// stale names; none to a directory that was removed. Names of one file (found by its inode number in the backing store where `nlink`
-    /// exceeds 1) become links of one inode. Returns how many entries were added.
+    /// stale names; none to a directory that was removed. Names of one file (found by its inode
+    /// number in the backing store where `nlink` exceeds 1) become links of one inode. Returns how
+    /// many entries were added.
     ///
     /// In bounded transactions: if it fails, a prefix may have been added, and it may be repeated.
     ///
@@ -62,7 +63,9 @@ impl MetaStore {
     fn import_batch(&self, dir: Ino, batch: &[&Found], unless_listed: bool) -> Result<u64> {
         let known = self.known_inodes(batch)?;
         // Of two names of one file that are found at a time, the second is to find the inode of the first:
-        // a number in the backing store is locked as if it were that of an inode here.
+        // a number in the backing store is locked as if it were that of an inode here. Other nodes take no
+        // part in these locks: of them, the mark of a number that this node finds without one is expected
+        // to be absent still.
         let numbers = batch.iter().filter(|found| may_have_names(found));
         let numbers = numbers.map(|found| Ino(found.fingerprint.ino));
         let locked: Vec<Ino> =
@@ -114,6 +117,7 @@ impl MetaStore {
                     if may_have_names(found) {
                         if other.is_none() {
                             record.hard_link = Some(found.fingerprint.ino);
+                            draft.expect(&keys::hard_link(found.fingerprint.ino), Expect::Absent);
                         }
                         inodes.retain(|(backing, _)| *backing != found.fingerprint.ino);
                         inodes.push((found.fingerprint.ino, record.ino));
