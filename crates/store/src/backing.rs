@@ -304,8 +304,8 @@ pub trait BackingStore: Send + Sync {
     /// Makes durable the entries and attributes of directories, and the attributes of whatever else
     /// is held by these handles.
     ///
-    /// Of what can't be opened to be synced, such as a symbolic link, that holds only where it lies on
-    /// the root's file system.
+    /// Of what can't be opened to be synced, such as a symbolic link, the whole file system is synced. If
+    /// that is another one than the root's, its directory must be readable.
     fn sync_held(&self, held: &[Dir]) -> Result<()>;
 
     /// Makes the whole file system durable.

@@ -310,15 +310,36 @@ impl DirBacking {
         if let Some(group) = &group {
             group.sync()?;
         }
-        let mut left = false;
+        let err = |handle: &Dir, e: Errno| self.err("sync", handle, OsStr::new(""), e);
+        let mut left: Vec<(u64, &Dir)> = Vec::new();
         for handle in held.iter().filter(|handle| !together(handle)) {
             match sync_alone(handle) {
                 // The last one: another program has a lease of it.
-                Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP | Errno::AGAIN) => left = true,
-                synced => synced.map_err(|e| self.err("sync", handle, OsStr::new(""), e))?,
+                Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP | Errno::AGAIN) => {
+                    left.push((fs::fstat(handle).map_err(|e| err(handle, e))?.st_dev, handle));
+                }
+                synced => synced.map_err(|e| err(handle, e))?,
             }
         }
-        if left { self.sync() } else { Ok(()) }
+        left.sort_by_key(|(device, _)| *device);
+        left.dedup_by_key(|(device, _)| *device);
+        for (device, handle) in left {
+            self.sync_device_of(handle, device).map_err(|e| err(handle, e))?;
+        }
+        Ok(())
+    }
+
+    /// Makes durable the whole file system that something lies on which can't be opened to be synced: by
+    /// the directory that it is in, if it is not the root's.
+    fn sync_device_of(&self, handle: &Dir, device: u64) -> rustix::io::Result<()> {
+        let sync = |dir: &Dir| with_readable(dir, |fd| sync_by(fd, |fd| fs::syncfs(fd)));
+        if fs::fstat(&self.root)?.st_dev != device
+            && let Some(parent) = directory_of(handle)
+            && fs::fstat(&parent)?.st_dev == device
+        {
+            return sync(&parent);
+        }
+        sync(&self.root)
     }
 }
 
@@ -689,6 +710,16 @@ fn sync_alone(handle: &Dir) -> rustix::io::Result<()> {
         }
         _ => Err(Errno::OPNOTSUPP),
     }
+}
+
+/// The directory that the kernel says something is in; none if it is not to be reached from here.
+fn directory_of(handle: &Dir) -> Option<Dir> {
+    let link = format!("/proc/self/fd/{}", handle.0.as_raw_fd());
+    let path = std::fs::read_link(link).ok()?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = path.parent()?;
+    let found = retry(|| fs::open(parent, flags, Mode::empty())).ok()?;
+    Some(Dir(Arc::new(found)))
 }
 
 /// O_PATH handles cannot be synced: opens the directory for reading for one call.
