@@ -130,6 +130,42 @@ fn write_past_the_tier_when_the_file_is_published_meanwhile_then_nothing_is_cut(
     same(&rig.plain("file"), &content, "in the backing store");
 }
 
+/// What shows through the new spill file is the version that is published then.
+#[test]
+fn file_that_is_first_written_past_the_tier_while_it_is_published_then_all_of_it_can_be_read() {
+    let _one = ONE.lock();
+    let mut content = noise(9, 600_000);
+    let (rig, filler) = with_room(112 * KIB, &content);
+    let fh = rig.open("file", libc::O_RDWR);
+    let mut write = |at: usize, data: Vec<u8>| {
+        rig.write(fh, at as u64, &data);
+        content[at..][..data.len()].copy_from_slice(&data);
+    };
+    write(0, noise(10, 60_000));
+    let held = Held::at("node.flush.copied");
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| {
+            let until = Instant::now() + LIMIT;
+            rig.node().writeback().sync_subtree(rig.ino("file"), until, &mut |_| true)
+        });
+        held.wait();
+        write(300_000, noise(11, 200_000));
+        // From the version that is still the one below.
+        let mut rest = [0; 1000];
+        assert_eq!(rig.node().read(&CONTEXT, fh, 599_000, &mut rest).unwrap(), rest.len());
+        held.release();
+        sync.join().unwrap().unwrap();
+    });
+    same(&rig.read_all(fh), &content, "while it is open");
+    for fh in [fh, filler] {
+        rig.node().release(fh);
+    }
+    rig.drain();
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+    same(&rig.get("file"), &content, "after the write-back");
+    same(&rig.plain("file"), &content, "in the backing store");
+}
+
 #[test]
 fn open_when_the_file_is_published_meanwhile_then_all_of_it_is_seen() {
     let _one = ONE.lock();

@@ -92,14 +92,18 @@ impl Residency {
             Ok(())
         };
         let from_base = |from: u64, part: &mut [u8]| {
-            let read = self.read_base(file, &location.base, from, part)?;
-            part[read..].fill(0);
-            if let Underlay::Backing(opened) = &location.base
-                && place.dirty.load(Ordering::Acquire)
-            {
+            let read = match &location.base {
                 // Others may have changed it in place, and what is here was written over what it was.
-                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
-            }
+                Underlay::Backing(opened) if place.dirty.load(Ordering::Acquire) => {
+                    let read = self.in_known_version(file, opened, |version| {
+                        self.read_cold(version, part, from)
+                    })?;
+                    self.metrics.bytes.of(Source::Backing).add(read as u64);
+                    read
+                }
+                base => self.read_base(file, base, from, part)?,
+            };
+            part[read..].fill(0);
             Ok(())
         };
         compose(&absent, offset, buffer, from_tier, from_base)?;

@@ -211,6 +211,15 @@ impl Underlay {
         Underlay::Backing(Mutex::new(None))
     }
 
+    /// The version in the backing store is opened anew when it is needed: there may be another one.
+    pub fn close_version(&self) {
+        match self {
+            Underlay::Zeros => {}
+            Underlay::Backing(opened) => *opened.lock() = None,
+            Underlay::Spill(spill) => spill.close_below(),
+        }
+    }
+
     /// Whether it is the backing file that was opened as `file`, and no version that was put in its
     /// place since.
     pub fn is_opened_as(&self, file: &Arc<dyn BackingFile>) -> bool {

@@ -26,7 +26,7 @@ use forebay_types::Timestamp;
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::data_location::{TierObject, Underlay};
@@ -52,6 +52,13 @@ struct Over {
     below: Mutex<Option<Arc<dyn BackingFile>>>,
     /// It is gone: zeros show through.
     is_gone: AtomicBool,
+}
+
+impl Over {
+    /// Where the version that shows through is kept open; none if it is gone.
+    fn version(&self) -> Option<&Mutex<Option<Arc<dyn BackingFile>>>> {
+        (!self.is_gone.load(Ordering::Acquire)).then_some(&self.below)
+    }
 }
 
 impl Spill {
@@ -183,6 +190,13 @@ impl Spill {
     pub fn give_up_below(&self) {
         if let Some(over) = &self.over {
             over.is_gone.store(true, Ordering::Release);
+        }
+        self.close_below();
+    }
+
+    /// What shows through is opened anew when it is needed: there may be another version.
+    pub fn close_below(&self) {
+        if let Some(over) = &self.over {
             *over.below.lock() = None;
         }
     }
@@ -238,7 +252,7 @@ impl Residency {
                 Some(spill.clone())
             }
             Underlay::Backing(opened) if partial => {
-                self.check_version(file.ino, &*self.opened_base(file, opened)?)?;
+                self.in_known_version(file, opened, |_| Ok(()))?;
                 None
             }
             Underlay::Backing(_) | Underlay::Zeros => None,
@@ -266,42 +280,50 @@ impl Residency {
         );
     }
 
-    /// The version that shows through a spill file; none if that is gone.
-    fn below(&self, file: &File, over: &Over) -> Result<Option<Arc<dyn BackingFile>>> {
-        if over.is_gone.load(Ordering::Acquire) {
-            return Ok(None);
+    /// What `look` finds in the version of a file that is kept open in `kept`, or else opened now. One that
+    /// was opened before a write-back published another is not looked at again: that other shows through.
+    ///
+    /// # Errors
+    /// [`NodeError::RestGone`] if others have changed, replaced or removed the version; what
+    /// `look` and the backing store say.
+    pub(crate) fn in_known_version<T>(
+        &self,
+        file: &File,
+        kept: &Mutex<Option<Arc<dyn BackingFile>>>,
+        mut look: impl FnMut(&dyn BackingFile) -> Result<T>,
+    ) -> Result<T> {
+        let before = kept.lock().clone();
+        if let Some(version) = &before {
+            let found = look(&**version)?;
+            match self.check_version(file.ino, &**version) {
+                Err(NodeError::RestGone) => {}
+                checked => return checked.map(|()| found),
+            }
+            kept.lock().take_if(|now| Arc::ptr_eq(now, version));
         }
-        let mut below = over.below.lock();
-        if let Some(opened) = &*below {
-            return Ok(Some(opened.clone()));
-        }
-        let opened = self.above.open_known_version(file.ino)?;
-        *below = Some(opened.clone());
-        Ok(Some(opened))
+        let version = self.opened_base(file, kept)?;
+        let found = look(&*version)?;
+        self.check_version(file.ino, &*version)?;
+        Ok(found)
     }
 
     /// Whether what shows through a spill file is still the version that was written over.
     ///
     /// # Errors
-    /// [`crate::error::NodeError::RestGone`] if it is not; what the backing store says.
+    /// [`NodeError::RestGone`] if it is not; what the backing store says.
     pub(crate) fn check_below(&self, file: &File, spill: &Spill) -> Result<()> {
-        match &spill.over {
-            Some(over) if !spill.is_complete() => match self.below(file, over)? {
-                Some(below) => self.check_version(file.ino, &*below),
-                None => Ok(()),
-            },
-            _ => Ok(()),
+        match spill.over.as_ref().filter(|_| !spill.is_complete()).and_then(Over::version) {
+            Some(version) => self.in_known_version(file, version, |_| Ok(())),
+            None => Ok(()),
         }
     }
 
     /// Reads what shows through a spill file, zeros where that ends. Others may change it in place
     /// meanwhile: then it is not what was written over.
     fn read_below(&self, file: &File, over: &Over, at: u64, part: &mut [u8]) -> Result<()> {
-        let read = match self.below(file, over)? {
-            Some(below) => {
-                let read = self.read_cold(&*below, part, at)?;
-                self.check_version(file.ino, &*below)?;
-                read
+        let read = match over.version() {
+            Some(version) => {
+                self.in_known_version(file, version, |below| self.read_cold(below, part, at))?
             }
             None => 0,
         };
@@ -421,13 +443,15 @@ impl Residency {
             let mut runs = Vec::new();
             over.has.read().missing_runs(at..at + piece, &mut runs);
             for run in runs.into_iter().filter(|run| !run.is_empty()) {
-                if let Some(below) = self.below(file, over)? {
-                    let there = run.start..run.end.min(below.len()?).max(run.start);
-                    if !there.is_empty() {
-                        let to = &**spill.file();
-                        copy::copy_range(&*below, to, there, &limits, &Cancel::default())?;
-                    }
-                    self.check_version(file.ino, &*below)?;
+                if let Some(version) = over.version() {
+                    self.in_known_version(file, version, |below| {
+                        let there = run.start..run.end.min(below.len()?).max(run.start);
+                        if !there.is_empty() {
+                            let to = &**spill.file();
+                            copy::copy_range(below, to, there, &limits, &Cancel::default())?;
+                        }
+                        Ok(())
+                    })?;
                 }
                 over.has.write().mark_clean(run)?;
             }

@@ -242,10 +242,9 @@ impl Writeback {
     ) -> Result<bool> {
         self.residency.sync_flushed(file)?;
         let location = file.location.write();
-        // What was opened of the backing store may be the version that was replaced.
-        if let Underlay::Backing(opened) = &location.base {
-            *opened.lock() = None;
-        }
+        // What was opened of the backing store may be the version that was replaced; also what shows
+        // through a spill file that a writer has begun meanwhile.
+        location.base.close_version();
         let unwritten = file.writes.load(Ordering::Acquire) == seen;
         let Some(place) = &location.place else {
             // Whoever has written since has begun another spill file.

@@ -183,10 +183,9 @@ impl Writeback {
         let location = file.location.read();
         let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
         let looked = match &location.base {
-            Underlay::Backing(opened) if partial => self
-                .residency
-                .opened_base(&file, opened)
-                .and_then(|base| self.residency.check_version(record.ino, &*base)),
+            Underlay::Backing(opened) if partial => {
+                self.residency.in_known_version(&file, opened, |_| Ok(()))
+            }
             Underlay::Spill(spill) if !spill.is_complete() => {
                 self.residency.check_below(&file, spill)
             }
