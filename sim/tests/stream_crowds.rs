@@ -88,7 +88,7 @@ fn crowd_with_a_statistical_guarantee_then_who_would_wait_long_is_refused_and_th
 
 #[test]
 fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
-    let admitted = |patience| {
+    let admitted = |max_startup| {
         let mut config = elastic(64 * MB, Assurance::Statistical(4.0));
         config.admission.startup = 3 * Tick::SECOND;
         let mut driver = driver(config, DeviceKind::Table1, 1);
@@ -96,7 +96,7 @@ fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
         for (at, layout) in titles(60, 50 * MB, DeviceKind::Table1).iter().enumerate() {
             let (stream, title) = (StreamId(at as u64), Title(at as u64));
             let (rate, layout) = (rate.clone(), layout.clone());
-            let join = Event::Join { stream, title, rate, layout, offset: 0, patience };
+            let join = Event::Join { stream, title, rate, layout, offset: 0, max_startup };
             driver.at(Tick(at as u64 * Tick::SECOND / 8), join);
         }
         driver.run_until(seconds(60));

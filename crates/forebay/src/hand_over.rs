@@ -134,7 +134,8 @@ impl Successor {
         handed: &HandOver,
         lock: BorrowedFd<'_>,
         listener: BorrowedFd<'_>,
-        (supervisor, stored): (Option<BorrowedFd<'_>>, u64),
+        supervisor: Option<BorrowedFd<'_>>,
+        stored: u64,
     ) -> ControlResult<()> {
         let state = in_memory(&handed.state).map_err(|error| failed("the state", &error))?;
         let mut descriptors = vec![handed.device.as_fd(), state.as_fd(), lock, listener];

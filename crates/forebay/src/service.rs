@@ -366,7 +366,7 @@ impl<'a> Service<'a> {
         };
         let stored = self.plan.store().map_or(0, Store::number);
         let (lock, listener) = (self.address.lock(), self.server.listener());
-        if let Err(error) = successor.take(&handed, lock, listener, (supervisor, stored)) {
+        if let Err(error) = successor.take(&handed, lock, listener, supervisor, stored) {
             if let Some(store) = self.plan.store() {
                 store.skip();
             }

@@ -99,12 +99,16 @@ impl Group {
         id: u64,
         me: usize,
         ranks: Vec<i32>,
-        (descriptor, lanes): (OwnedFd, Option<Lanes>),
+        descriptor: OwnedFd,
+        lanes: Option<Lanes>,
         options: &Options,
     ) -> Option<Self> {
         let (slots, size) = (options.slots, options.page_size);
         let pool = match &lanes {
-            Some(lanes) => Pool::shared(slots, size, me as u32, lanes.memory())?,
+            Some(lanes) => {
+                let (memory, shape) = lanes.memory();
+                Pool::shared(slots, size, me as u32, memory, shape)?
+            }
             None => Pool::new(slots, size)?,
         };
         let state = State {

@@ -40,7 +40,7 @@ fn look(rig: &Rig, ino: Ino) {
     for _ in 0..2 {
         drop(node.getattr(&CONTEXT, ino));
         drop(node.lookup(&CONTEXT, Ino::ROOT, b"file"));
-        drop(node.read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut |_| true));
+        drop(node.read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |_| true));
     }
 }
 
@@ -164,7 +164,7 @@ fn directory_when_an_empty_one_is_in_its_place_at_a_start_then_what_is_dirty_is_
         assert!(std::time::Instant::now() < until, "all of it is seen again");
         std::thread::sleep(Duration::from_millis(5));
         look(&rig, rig.ino("sub"));
-        drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), (0, 100), true, &mut |_| true));
+        drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), 0, 100, true, &mut |_| true));
     }
     rig.drain();
     assert!(rig.plain("sub/file") == noise(1, 20_000), "nothing of what came back is touched");
@@ -265,7 +265,7 @@ fn file_of_others_under_a_name_that_goes_again_before_it_is_written_then_it_is_s
             names.push(entry.name.to_vec());
             true
         };
-        rig.node().read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut note).unwrap();
+        rig.node().read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut note).unwrap();
         names.contains(&name.as_bytes().to_vec())
     };
     // A directory that was listed rests for a multiple of the time that this took, before it is looked
@@ -652,7 +652,7 @@ fn store_that_was_made_again_while_unmounted_when_nobody_else_uses_it_then_is_sh
             names.push(String::from_utf8_lossy(entry.name).into_owned());
             true
         };
-        rig.node().read_dir(&CONTEXT, ino, (0, 100), true, &mut take).unwrap();
+        rig.node().read_dir(&CONTEXT, ino, 0, 100, true, &mut take).unwrap();
         names.retain(|name| !name.starts_with('.'));
         names.sort();
         names

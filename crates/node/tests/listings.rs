@@ -26,7 +26,7 @@ fn list(rig: &Rig, mut each: impl FnMut(Ino, &[u8])) {
     loop {
         let mut page = Vec::new();
         rig.node()
-            .read_dir(&CONTEXT, Ino::ROOT, (offset, 100), true, &mut |entry| {
+            .read_dir(&CONTEXT, Ino::ROOT, offset, 100, true, &mut |entry| {
                 offset = entry.offset;
                 page.push((entry.ino, entry.name.to_vec()));
                 page.len() < 100

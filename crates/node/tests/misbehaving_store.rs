@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, NodeError, SetAttr, WritebackPolicy};
+use forebay_node::{Ino, NameIn, NewFile, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise, random};
@@ -380,7 +380,13 @@ impl Round {
             Some(ino) => self.again(("open", name), || node.open(&CONTEXT, ino, libc::O_RDWR)).fh,
             None => {
                 let made = self.again(("create", name), || {
-                    node.create_and_open(&CONTEXT, dir, &bytes, (0o644, 0), libc::O_RDWR)
+                    node.create_and_open(
+                        &CONTEXT,
+                        dir,
+                        &bytes,
+                        NewFile { mode: 0o644, umask: 0 },
+                        libc::O_RDWR,
+                    )
                 });
                 self.files.push((Vec::new(), 0o644));
                 self.names.insert(name, self.files.len() - 1);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, Node, NodeConfig, SetAttr};
+use forebay_node::{Ino, NameIn, NewFile, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
 
@@ -19,7 +19,13 @@ fn rig() -> Rig {
 
 fn make(node: &Node, dir: Ino, name: &str) -> Ino {
     let (stat, opened) = node
-        .create_and_open(&CONTEXT, dir, name.as_bytes(), (0o644, 0), libc::O_RDWR)
+        .create_and_open(
+            &CONTEXT,
+            dir,
+            name.as_bytes(),
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        )
         .expect("created");
     node.release(opened.fh);
     stat.ino
@@ -39,7 +45,7 @@ type Shown = BTreeMap<String, (Ino, u32)>;
 /// The offset behind a page of a listing; the same one at the end.
 fn page(node: &Node, dir: Ino, offset: u64, shown: &mut Shown) -> u64 {
     let (mut next, mut emitted) = (offset, 0);
-    node.read_dir(&CONTEXT, dir, (offset, PAGE), true, &mut |entry| {
+    node.read_dir(&CONTEXT, dir, offset, PAGE, true, &mut |entry| {
         if emitted == PAGE {
             return false;
         }
@@ -143,7 +149,13 @@ fn objects(rig: &Rig) -> usize {
 
 fn fill(node: &Node, name: &str, bytes: usize) {
     let (_, opened) = node
-        .create_and_open(&CONTEXT, Ino::ROOT, name.as_bytes(), (0o644, 0), libc::O_RDWR)
+        .create_and_open(
+            &CONTEXT,
+            Ino::ROOT,
+            name.as_bytes(),
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        )
         .expect("created");
     let block = vec![7; MIB as usize];
     for at in (0..bytes).step_by(block.len()) {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, SetAttr};
+use forebay_node::{Ino, NameIn, NewFile, SetAttr};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
 use rustix::fs::XattrFlags;
@@ -52,7 +52,13 @@ fn take_the_known_name(rig: &Rig, goes: Goes) {
     match goes {
         Goes::Removed | Goes::RemovedBefore => rig.node().unlink(&CONTEXT, dir, b"x").unwrap(),
         Goes::Replaced => {
-            let new = rig.node().create_and_open(&CONTEXT, dir, b"new", (0o644, 0), libc::O_RDWR);
+            let new = rig.node().create_and_open(
+                &CONTEXT,
+                dir,
+                b"new",
+                NewFile { mode: 0o644, umask: 0 },
+                libc::O_RDWR,
+            );
             rig.node().release(new.unwrap().1.fh);
             rig.node()
                 .rename(&CONTEXT, NameIn::new(dir, b"new"), NameIn::new(dir, b"x"), 0)
@@ -143,7 +149,13 @@ fn changes_of_a_file_when_one_that_waits_already_takes_its_known_name_then_its_o
     for is_removed_before in [false, true] {
         let rig = rig();
         let (dir, known) = (rig.ino("a"), at(&rig, "a", "x").expect("there"));
-        let heir = rig.node().create_and_open(&CONTEXT, dir, b"heir", (0o644, 0), libc::O_RDWR);
+        let heir = rig.node().create_and_open(
+            &CONTEXT,
+            dir,
+            b"heir",
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        );
         rig.node().release(heir.unwrap().1.fh);
         rig.drain();
         let heir = at(&rig, "a", "heir").expect("made");

@@ -112,7 +112,16 @@ pub enum Moving {
     Forget(Fact),
 }
 
-/// A name in a directory.
+/// A name in a directory, by the directory's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryName<'a> {
+    /// The directory.
+    pub dir: u64,
+    /// The name in it.
+    pub name: &'a [u8],
+}
+
+/// The same, to keep.
 type Name = (u64, Arc<[u8]>);
 
 /// Why nothing is granted of a name.
@@ -213,10 +222,10 @@ impl Part {
     }
 }
 
-fn fact_of((dir, name): (u64, &[u8]), is_directory: bool) -> Fact {
+fn fact_of(at: EntryName<'_>, is_directory: bool) -> Fact {
     match is_directory {
-        true => Fact::Directory(dir, name.into()),
-        false => Fact::Name(dir, name.into()),
+        true => Fact::Directory(at.dir, at.name.into()),
+        false => Fact::Name(at.dir, at.name.into()),
     }
 }
 
@@ -292,11 +301,11 @@ impl Grants {
         &mut self,
         now: Tick,
         partition: u16,
-        from: (u64, &[u8]),
+        from: EntryName<'_>,
         lease: Option<Lease>,
-        to: (u64, &[u8]),
+        to: EntryName<'_>,
     ) -> Moving {
-        let name: Name = (from.0, from.1.into());
+        let name: Name = (from.dir, from.name.into());
         let known = |grants: &Grants, is_directory| {
             let part = grants.parts.get(&partition)?;
             part.facts.get(&fact_of(from, is_directory)).copied().filter(|known| known.is_live(now))

@@ -36,6 +36,7 @@ use crate::stat::Stat;
 pub(crate) use attributes::perm_after_write;
 pub use attributes::{SetAttr, SetTime};
 pub use listing::DirEntry;
+pub use names::NewFile;
 pub use statfs::Statfs;
 
 pub(crate) use names::{Found, NewName};

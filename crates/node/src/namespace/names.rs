@@ -44,6 +44,15 @@ impl NewName<'_> {
     }
 }
 
+/// A file that an open makes, as its creator asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewFile {
+    /// Permission bits, without the umask taken off.
+    pub mode: u32,
+    /// The creator's umask.
+    pub umask: u32,
+}
+
 /// What an `open` with `O_CREAT` finds.
 pub(crate) enum Found {
     /// It was there.
@@ -143,10 +152,9 @@ impl Node {
         &self,
         context: &Context,
         dir: Ino,
-        mode: u32,
-        umask: u32,
+        new: NewFile,
     ) -> Result<Arc<Record>> {
-        let mut inode = self.new_inode(context, dir, &NewName::file(mode, umask))?;
+        let mut inode = self.new_inode(context, dir, &NewName::file(new.mode, new.umask))?;
         inode.owned = true;
         Ok(self.meta.create_unlinked(dir, inode, clock::wall_time())?)
     }
@@ -223,7 +231,8 @@ impl Node {
         context: &Context,
         dir: Ino,
         name: &[u8],
-        (mode, umask): (u32, u32),
+        mode: u32,
+        umask: u32,
         rdev: u64,
     ) -> Result<Stat> {
         let kind = match mode & libc::S_IFMT {

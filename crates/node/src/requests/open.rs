@@ -17,7 +17,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::handles::{Handle, Keys, OpenMode, Opened};
 use crate::metrics::RefusalReason;
-use crate::namespace::{Found, NewName};
+use crate::namespace::{Found, NewFile, NewName};
 use crate::node::Node;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
@@ -141,7 +141,7 @@ impl Node {
         if how.writes() && (how.durably() || self.needs_sync_to_pass(file)) {
             context.wait()?;
         }
-        let opened = self.attach(file, &record, how, (share, stream))?;
+        let opened = self.attach(file, &record, how, share, stream)?;
         if how.writes() && opened.mode.passes() {
             self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
                 if let Some(handle) = self.handles.get(opened.fh) {
@@ -218,7 +218,7 @@ impl Node {
         context: &Context,
         dir: Ino,
         name: &[u8],
-        (mode, umask): (u32, u32),
+        new: NewFile,
         flags: i32,
     ) -> Result<(Stat, Opened)> {
         // Before the file is made: it would stay if it could not be opened.
@@ -226,7 +226,7 @@ impl Node {
         // Others may find the file, and remove it, before it is open: it is in use from the start.
         let mut made = None;
         let announce = &mut |ino| made = Some(Announced::new(self.residency.files.get(ino)));
-        let new = NewName::file(mode, umask);
+        let new = NewName::file(new.mode, new.umask);
         let owned = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match self.find_or_make(context, dir, name, &new, owned, announce)? {
             Found::Created(record) => {
@@ -259,11 +259,11 @@ impl Node {
         &self,
         context: &Context,
         dir: Ino,
-        (mode, umask): (u32, u32),
+        new: NewFile,
         flags: i32,
     ) -> Result<(Stat, Opened)> {
         let share = self.handles.shares.take(context.uid)?;
-        let record = self.make_unnamed(context, dir, mode, umask)?;
+        let record = self.make_unnamed(context, dir, new)?;
         let opened = self.open_new(context, &record, flags, share).inspect_err(|_| {
             self.last_close(&self.residency.files.get(record.ino));
         })?;
@@ -289,7 +289,7 @@ impl Node {
         self.residency.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
         let how = Use { flags, alias: None, uid: context.uid, pid: context.pid };
-        let opened = self.attach(&file, record, how, (share, None));
+        let opened = self.attach(&file, record, how, share, None);
         self.keep_hold(right, &opened, flags);
         opened
     }
@@ -351,7 +351,8 @@ impl Node {
         file: &FileRef,
         record: &Record,
         how: Use,
-        (share, stream): (Share, Option<Arc<OpenStream>>),
+        share: Share,
+        stream: Option<Arc<OpenStream>>,
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
         let write = how.writes();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{
-    CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, WritebackPolicy,
+    CheckRequest, Context, Ino, NewFile, Node, NodeConfig, NodeError, TierConfig, WritebackPolicy,
 };
 use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor, Transparent};
@@ -165,7 +165,7 @@ impl Rig {
             &CONTEXT,
             Ino::ROOT,
             name.as_bytes(),
-            (0o644, 0o022),
+            NewFile { mode: 0o644, umask: 0o022 },
             libc::O_RDWR,
         );
         made.unwrap().1.fh

@@ -489,9 +489,9 @@ impl Driver {
             return;
         };
         let nanos = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let patience = wanted.max_startup.map(nanos);
+        let max_startup = wanted.max_startup.map(nanos);
         self.asked.insert(stream, Asked::Open(joining));
-        self.events.push_back(Event::Join { stream, title, rate, layout, offset, patience });
+        self.events.push_back(Event::Join { stream, title, rate, layout, offset, max_startup });
     }
 
     /// The first of a crowd has data, or never will: the others join.

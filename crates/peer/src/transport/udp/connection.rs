@@ -171,7 +171,7 @@ impl Connection {
             }
             Packet::Data { number, message, packet, last, bytes } => {
                 state.accepted = true;
-                let taken = state.incoming.take((*number, *message, *packet, *last), bytes, now);
+                let taken = state.incoming.take(*number, *message, *packet, *last, bytes, now);
                 match taken {
                     Ok(true) => {
                         self.readable.notify_all();
@@ -339,7 +339,10 @@ impl Incoming {
     /// and will come again.
     fn take(
         &mut self,
-        (number, message, packet, last): (u64, u64, u32, bool),
+        number: u64,
+        message: u64,
+        packet: u32,
+        last: bool,
         bytes: &[u8],
         now: Instant,
     ) -> Result<bool, Unfit> {
