@@ -252,7 +252,7 @@ impl Predecessor {
 
     /// Tells why not.
     pub fn refuse(&self, error: &ControlError) {
-        // If nobody hears it, our end is heard.
+        // If it does not arrive, they notice that this process has ended.
         let _ = send(self.socket.as_fd(), &Word::Refuse { error: error.clone() }, &[]);
     }
 

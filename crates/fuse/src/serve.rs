@@ -481,7 +481,7 @@ pub struct TimeLimits {
     pub long: bool,
 }
 
-/// How patient to be with an operation.
+/// The time limits of an operation.
 pub fn timeout(operation: &Operation<'_>) -> TimeLimits {
     use Operation as Op;
     let (abandonable, long) = match operation {
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_when_an_operation_changes_something_then_it_is_not_abandoned() {
+    fn timeout_when_an_operation_changes_something_then_it_is_not_abandoned() {
         let open = |flags: i32| {
             let open_flags = OpenInFlags::NONE;
             timeout(&Operation::Open { flags: flags.cast_unsigned(), open_flags }).abandonable

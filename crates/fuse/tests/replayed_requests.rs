@@ -98,11 +98,11 @@ impl Lab {
         let mounted = mounted.expect("adopted");
         let journal = kept.into_inner().expect("a journal");
         let lab = Lab { kernel, journal, _mounted: mounted, node, _home: home };
-        let mut wish = [0; 64];
+        let mut resend = [0; 64];
         let (length, _) =
-            rustix::net::recv(&lab.kernel, &mut wish[..], rustix::net::RecvFlags::empty())
-                .expect("the wish for what was not answered");
-        assert_eq!((length, wish[4]), (16, 7), "FUSE_NOTIFY_RESEND");
+            rustix::net::recv(&lab.kernel, &mut resend[..], rustix::net::RecvFlags::empty())
+                .expect("the request to send again what was not answered");
+        assert_eq!((length, resend[4]), (16, 7), "FUSE_NOTIFY_RESEND");
         lab
     }
 

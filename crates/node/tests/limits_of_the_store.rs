@@ -95,15 +95,15 @@ fn extended_attribute_that_the_store_can_not_have_when_it_is_set_then_refused() 
 
 #[test]
 fn file_longer_than_the_store_can_have_when_drained_then_it_waits_and_its_length_is_named() {
-    const MOST: u64 = (1 << 33) + 4097;
+    const MAX: u64 = (1 << 33) + 4097;
     let by = Limited::new(|operation, bytes, _| match operation {
-        Operation::SetLen if bytes > MOST => Verdict::Fail(libc::EFBIG),
+        Operation::SetLen if bytes > MAX => Verdict::Fail(libc::EFBIG),
         _ => Verdict::Pass,
     });
     let rig = rig(&by);
     rig.put("other", b"bytes");
     let fh = rig.create("file");
-    rig.write(fh, MOST, b"a");
+    rig.write(fh, MAX, b"a");
     rig.node().release(fh);
     drain(&rig);
     assert_eq!(rig.plain("other"), b"bytes");
@@ -111,7 +111,7 @@ fn file_longer_than_the_store_can_have_when_drained_then_it_waits_and_its_length
     assert_eq!((named[0].path.as_slice(), named[0].what.as_str()), (&b"file"[..], "its length"));
     by.lift();
     rig.node().writeback().drain(Instant::now() + LIMIT, &mut |_| true).unwrap();
-    assert_eq!(std::fs::metadata(rig.backing().join("file")).unwrap().len(), MOST + 1);
+    assert_eq!(std::fs::metadata(rig.backing().join("file")).unwrap().len(), MAX + 1);
     assert!(refused(&rig).is_empty());
 }
 

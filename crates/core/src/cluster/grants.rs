@@ -34,7 +34,7 @@ pub struct Terms {
     /// asked has brought it into the kernel's cache by then.
     pub settle: u64,
     /// If the kernel has not forgotten all by then, other means are used.
-    pub patience: u64,
+    pub timeout: u64,
     /// A fact counts for so much longer than was granted.
     pub slack: u64,
 }
@@ -46,7 +46,7 @@ impl Default for Terms {
             most: 1 << 16,
             most_each: 1 << 14,
             settle: 250 * ms,
-            patience: 500 * ms,
+            timeout: 500 * ms,
             slack: 250 * ms,
         }
     }
@@ -332,7 +332,7 @@ impl Grants {
             self.mark(name);
             return Moving::Forget(fact);
         }
-        self.moving.entry(name).or_default().looked_up = now.after(self.terms.patience);
+        self.moving.entry(name).or_default().looked_up = now.after(self.terms.timeout);
         Moving::Again
     }
 
@@ -430,7 +430,7 @@ impl Grants {
             let left = self.left.entry(partition).or_default();
             *left = lease.max(*left);
         }
-        let patience = self.terms.patience;
+        let timeout = self.terms.timeout;
         let number = self.told + 1;
         let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease <= lease) else {
             return Leave::Free;
@@ -458,7 +458,7 @@ impl Grants {
                 self.told = number;
                 return Leave::Tell(number, live(part));
             }
-            State::Telling(_, since) if now.0.saturating_sub(since.0) >= patience => {
+            State::Telling(_, since) if now.0.saturating_sub(since.0) >= timeout => {
                 part.state = State::Forced(number);
                 self.told = number;
                 return Leave::Force(number, live(part));

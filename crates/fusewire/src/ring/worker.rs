@@ -164,7 +164,7 @@ impl<H: Handler> Worker<H> {
 
     /// Serves a request that was in an entry from the start.
     fn serve_held(&mut self, entry: u16, left: &Left) {
-        if matches!(left, Left::Remains(_)) {
+        if matches!(left, Left::Damaged(_)) {
             // SAFETY: nobody else has the entry.
             let known = unsafe { fail_entry(&self.dispatch, &self.queue, entry) };
             self.commits[usize::from(entry)] = known;

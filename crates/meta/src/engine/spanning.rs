@@ -38,7 +38,7 @@ const INTENT: &[u8] = b"\0T";
 const OURS: u8 = 0;
 
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_millis(20);
 /// A call that is stopped by locks for so long fails.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
@@ -451,7 +451,7 @@ impl Wait {
 
     fn pause(&mut self) {
         std::thread::sleep(self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
     }
 
     fn check(&self) -> Result<(), EngineError> {

@@ -60,7 +60,7 @@ impl Stat {
 pub struct Namespace {
     pub(crate) removed_inodes: removed_attributes::RemovedAttributes,
     statfs: statfs::Cached,
-    pub(crate) lingering: unlink_grace::UnlinkGrace,
+    pub(crate) unlink_grace: unlink_grace::UnlinkGrace,
     ahead: ahead::Ahead,
 }
 

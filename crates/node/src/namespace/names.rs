@@ -448,8 +448,8 @@ impl Node {
         let known = target.map(|target| self.stat(&target));
         let seen = known.as_ref().map(|known| known.ino);
         let file = known.as_ref().is_some_and(|known| known.attr.kind == FileKind::Regular);
-        let lingers = file && !flags.exchange;
-        let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
+        let has_grace = file && !flags.exchange;
+        let in_use = |ino: Ino| has_grace || self.residency.is_open(ino);
         let now = clock::wall_time();
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
             before()?;
@@ -475,8 +475,8 @@ impl Node {
             if seen == Some(replaced.record.ino) {
                 self.names.removed_inodes.remember_xattrs(replaced.record.ino, xattrs);
             }
-            if lingers && replaced.record.orphan {
-                self.linger(replaced.record.ino);
+            if has_grace && replaced.record.orphan {
+                self.begin_unlink_grace(replaced.record.ino);
             }
         }
         Ok(())

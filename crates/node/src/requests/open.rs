@@ -53,7 +53,7 @@ impl Node {
     ) -> Result<Opened> {
         fail_at!("node.open.begin");
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        let (mut record, right) = self.newest(context, ino, changes)?;
+        let (mut record, mode) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::Regular {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -86,7 +86,7 @@ impl Node {
             let record = self.residency.as_seen_here(newer.as_ref().unwrap_or(record));
             self.open_known(context, &file, record, how)
         };
-        let opened = match &right {
+        let opened = match &mode {
             AccessMode::Forwarded(owner) => self.open_forwarded(context, &file, *owner, how),
             _ => match open_here(&record) {
                 Err(error) if self.writeback.takes_newer_version(&file, &error) => {
@@ -95,7 +95,7 @@ impl Node {
                 opened => opened,
             },
         };
-        self.keep_hold(right, &opened, flags);
+        self.keep_pin(mode, &opened, flags);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
         if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
@@ -145,7 +145,7 @@ impl Node {
         if how.writes() && opened.mode.passes() {
             self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
                 if let Some(handle) = self.handles.get(opened.fh) {
-                    // The right to write is the caller's still, who drops it.
+                    // The mode to write is the caller's still, who drops it.
                     handle.held.store(false, Ordering::Release);
                 }
                 self.release(opened.fh);
@@ -201,10 +201,10 @@ impl Node {
     }
 
     /// A handle that may write keeps the file on this node for as long as it lives.
-    fn keep_hold(&self, right: AccessMode<'_>, opened: &Result<Opened>, flags: i32) {
+    fn keep_pin(&self, mode: AccessMode<'_>, opened: &Result<Opened>, flags: i32) {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        match right {
-            AccessMode::Pinned(hold) if write && opened.is_ok() => hold.keep(),
+        match mode {
+            AccessMode::Pinned(pin) if write && opened.is_ok() => pin.keep(),
             other => drop(other),
         }
     }
@@ -270,7 +270,7 @@ impl Node {
         Ok((self.stat(&record), opened))
     }
 
-    /// Opens a file that was made right now.
+    /// Opens a file that was made mode now.
     fn open_new(
         &self,
         context: &Context,
@@ -280,8 +280,12 @@ impl Node {
     ) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
-        let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { AccessMode::Read };
-        if matches!(right, AccessMode::Forwarded(_)) {
+        let mode = if write {
+            self.pin_for_writing(&Context::DAEMON, record.ino)?
+        } else {
+            AccessMode::Read
+        };
+        if matches!(mode, AccessMode::Forwarded(_)) {
             // Given up and taken by another in no time.
             return Err(Errno::BUSY.into());
         }
@@ -290,7 +294,7 @@ impl Node {
         self.tracer.note(file.ino, 0, true);
         let how = Use { flags, alias: None, uid: context.uid, pid: context.pid };
         let opened = self.attach(&file, record, how, share, None);
-        self.keep_hold(right, &opened, flags);
+        self.keep_pin(mode, &opened, flags);
         opened
     }
 
@@ -419,7 +423,7 @@ impl Node {
         let opened = Opened { fh, mode, alias, dir };
         marked.map(|()| opened).inspect_err(|_| {
             if let Some(handle) = self.handles.get(fh) {
-                // The right to write is the caller's still, who drops it.
+                // The mode to write is the caller's still, who drops it.
                 handle.held.store(false, Ordering::Release);
             }
             self.release(fh);
@@ -677,7 +681,7 @@ impl Node {
         if !record.orphan {
             return self.note_access_time(file, &record);
         }
-        if self.names.lingering.has(file.ino) {
+        if self.names.unlink_grace.has(file.ino) {
             return;
         }
         if self.let_orphan_go(&record) {

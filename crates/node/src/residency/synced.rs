@@ -7,8 +7,8 @@
 //! - `synced`: a program was told that the file is durable. Written before the sync that makes both
 //!   durable, never taken back before the object is clean.
 //! - `covered`: as long as it has any bytes the object is no less than what was durable before: it was
-//!   whole when it was changed first. Also of an empty one that the kernel writes without asking: what
-//!   it makes durable by itself, nobody hears of. Taken back when the object is emptied, after that, and
+//!   whole when it was changed first. Also of an empty one that the kernel writes without asking:
+//!   the daemon is not told what it makes durable by itself. Taken back when the object is emptied, after that, and
 //!   so before it grows again: the device gets changes of one inode's attributes in their order.
 //!
 //! Of what lies in a spill file alone a note in the namespace says the same as `synced`. A file that is

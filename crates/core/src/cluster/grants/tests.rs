@@ -288,7 +288,7 @@ proptest! {
         prop_assert!(world.grants.moving.values().all(|mark| mark.moves == 0));
         for partition in [7, 8] {
             world.lease(partition).wanted = world.lease(partition).held;
-            let end = world.now + terms.settle + 2 * terms.patience;
+            let end = world.now + terms.settle + 2 * terms.timeout;
             while world.lease(partition).held {
                 world.leave(partition);
                 world.now += 5 * MS;
@@ -379,7 +379,7 @@ fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_late
 
 #[test]
 fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_tells() {
-    let mut grants = Grants::new(Terms { patience: 100 * MS, ..Terms::default() });
+    let mut grants = Grants::new(Terms { timeout: 100 * MS, ..Terms::default() });
     let key = key_of(7, 1);
     assert!(grant(&mut grants, at(0), key, name(0), false));
     assert_eq!(grants.leases(), [key]);

@@ -11,7 +11,7 @@ use super::super::socket::stalled;
 use super::super::{Closer, Sink, Source, TimeLimits, Wire};
 use super::Datagrams;
 use super::assembly::{Assembly, Unfit};
-use super::endpoint::FAREWELL;
+use super::endpoint::CLOSE_TIMEOUT;
 use super::packet::{BEFORE_DATA, BITS, PACKET, Packet};
 use crate::limits::Limits;
 
@@ -242,7 +242,7 @@ impl Connection {
 impl Closer for Connection {
     fn close(&self) {
         let mut state = self.state.lock();
-        state.closing.get_or_insert_with(|| Instant::now() + FAREWELL);
+        state.closing.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
         self.readable.notify_all();
         self.writable.notify_all();
     }
