@@ -193,7 +193,7 @@ impl Node {
         let location = file.location.read();
         let Some(place) = &location.place else { return false };
         self.residency.passthrough_refusal().is_none()
-            && place.presence.is_none()
+            && place.is_marked_whole()
             && (!self.meta.is_surely_kept(file.ino)
                 || !place.dirty.load(Ordering::Acquire)
                 || place.headers.unsynced().is_some())
@@ -314,7 +314,7 @@ impl Node {
             let location = file.location.read();
             let zeros = size == 0 || !matches!(location.base, Underlay::Backing(_));
             let place = location.place.as_ref();
-            (place.is_some(), place.is_some_and(TierObject::is_whole), zeros)
+            (place.is_some(), place.is_some_and(TierObject::has_all_bytes), zeros)
         };
         let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
         // Who opens it has waited for that; it may have left the tier since.
@@ -437,9 +437,8 @@ impl Node {
             return true;
         }
         let may_pass = || {
-            let is_whole = |place: &TierObject| place.presence.is_none();
             self.residency.passthrough_refusal().is_none()
-                && file.location.read().place.as_ref().is_some_and(is_whole)
+                && file.location.read().place.as_ref().is_some_and(TierObject::is_marked_whole)
         };
         // What can't be found out counts as so: the daemon serves the open then.
         self.is_clustered() && may_pass() && self.copies_what_is_synced(record).unwrap_or(true)
@@ -499,7 +498,7 @@ impl Node {
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
         match &location.place {
-            Some(place) if place.presence.is_none() && !serves_writer => {
+            Some(place) if place.is_marked_whole() && !serves_writer => {
                 let promised = match write.then(|| self.promise_to_writer(file, location, record)) {
                     None => None,
                     Some(Ok(promised)) => Some(promised),
@@ -571,7 +570,7 @@ impl Node {
             || backing.fingerprint.is_some()
             || backing.pending.is_some()
             || file.writeback.flush_begun.load(Ordering::Acquire) > 0;
-        has_older && place.presence.is_none() && place.object.len().is_ok_and(|len| len == 0)
+        has_older && place.is_marked_whole() && place.object.len().is_ok_and(|len| len == 0)
     }
 
     /// Room for a passthrough writer to grow into, if there is plenty.

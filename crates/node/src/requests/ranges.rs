@@ -104,7 +104,7 @@ impl Node {
         let simple = {
             let location = file.location.read();
             match &location.place {
-                Some(place) => place.presence.is_none() && !Residency::needs_sync_to_change(place),
+                Some(place) => place.is_marked_whole() && !Residency::needs_sync_to_change(place),
                 None => self.residency.begins_empty(file.ino, &location)?,
             }
         };
@@ -156,7 +156,7 @@ impl Node {
             None => false,
             Some(place) => {
                 self.writeback.check_rest_below(file, location, place)?;
-                place.presence.is_none()
+                place.is_marked_whole()
                     || self.residency.fetch_edges(file, location, place, offset, to)?
             }
         };
@@ -227,7 +227,7 @@ impl Node {
         Range { start: offset, end }: Range<u64>,
         keep: bool,
     ) -> Result<bool> {
-        let whole = location.place.as_ref().filter(|place| place.presence.is_none());
+        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
         let Some(place) = whole else { return Ok(false) };
         let wanted = unpaid(place, offset..end);
         if wanted == 0 || !self.residency.take_room(place.tier, wanted) {
@@ -256,7 +256,7 @@ impl Node {
         location: &DataLocation,
         range: &Range<u64>,
     ) -> Result<bool> {
-        let whole = location.place.as_ref().filter(|place| place.presence.is_none());
+        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
         let is_paid = whole.is_some_and(|place| unpaid(place, range.clone()) == 0);
         Ok(!is_paid && range.end > range.start.max(self.length_in(file, location)?))
     }

@@ -296,7 +296,7 @@ impl Residency {
         if place.dirty.load(Ordering::Acquire) || self.maybe_mapped(place) {
             return Ok(false);
         }
-        if place.presence.is_none() {
+        if place.is_marked_whole() {
             let map = Presence::sidecar_bytes_for(extent, record.attr.size);
             if !self.take_room(tier, map) {
                 return Ok(false);

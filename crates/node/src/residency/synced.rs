@@ -189,7 +189,7 @@ impl Residency {
                 self.note_sync(file, place)?;
                 // A sync of the data alone may leave out a header that says whose they are.
                 let unsynced = place.headers.unsynced();
-                if place.presence.is_none() || unsynced.is_some() {
+                if place.is_marked_whole() || unsynced.is_some() {
                     self.sync_object(file, place, data_only && unsynced.is_none())?;
                 }
                 if let Some(seen) = unsynced {

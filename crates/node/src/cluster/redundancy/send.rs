@@ -249,7 +249,7 @@ impl Node {
     fn object_of(&self, file: &File) -> Result<Option<Arc<std::fs::File>>, Failed> {
         let location = file.location.read();
         let whole = location.place.as_ref().filter(|place| {
-            place.presence.is_none() && !matches!(location.base, Underlay::Spill(_))
+            place.is_marked_whole() && !matches!(location.base, Underlay::Spill(_))
         });
         let Some(fd) = whole.and_then(|place| place.object.fd()) else { return Ok(None) };
         let fd = fd.as_fd().try_clone_to_owned().map_err(NodeError::from)?;
