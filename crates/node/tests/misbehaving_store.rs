@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, NameIn, NewFile, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
+use forebay_testing::{LIMIT, wait_for};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise, random};
 
@@ -730,10 +731,7 @@ fn file_whose_tier_fails_at_its_close_when_well_again_then_written_back_by_itsel
     tier.set_rules([Rule::always(Operation::Stat, libc::EIO)]);
     rig.node().release(fh);
     tier.set_rules([]);
-    let until = Instant::now() + Duration::from_secs(30);
-    while rig.plain("file") != b"the next version, which is longer" {
-        assert!(Instant::now() < until, "{:?}", rig.node().writeback().last_backlog_error());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let is_below = || rig.plain("file") == b"the next version, which is longer";
+    assert!(wait_for(LIMIT, is_below), "{:?}", rig.node().writeback().last_backlog_error());
     rig.drain();
 }

@@ -4,10 +4,11 @@ mod rig;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_node::{Ino, NameIn, NewFile, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
+use forebay_testing::wait_until;
 use rig::{CONTEXT, MIB, Rig};
 
 const FILES: usize = 3000;
@@ -179,10 +180,7 @@ fn files_when_removed_then_their_objects_go_and_the_end_leaves_none() {
     for number in 0..40 {
         node.unlink(&CONTEXT, Ino::ROOT, format!("f{number}").as_bytes()).expect("unlink");
     }
-    let until = Instant::now() + Duration::from_secs(5);
-    while objects(&rig) > 10 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("the objects go, too", || objects(&rig) <= 10);
     assert_eq!(objects(&rig), 10);
     for number in 40..50 {
         node.unlink(&CONTEXT, Ino::ROOT, format!("f{number}").as_bytes()).expect("unlink");
@@ -224,11 +222,7 @@ fn file_when_read_then_its_access_time_shows_at_once_and_is_kept() {
     read();
     let seen = node.getattr(&CONTEXT, ino).expect("attributes").attr.atime;
     assert!(seen > before, "{seen:?} {before:?}");
-    let until = Instant::now() + Duration::from_secs(5);
-    while node.record(ino).expect("a record").attr.atime != seen && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(node.record(ino).expect("a record").attr.atime, seen);
+    wait_until("the record has it, too", || node.record(ino).expect("a record").attr.atime == seen);
 
     // What is set counts, whatever was read a moment before.
     let old = forebay_node::Timestamp::new(1000, 5);
