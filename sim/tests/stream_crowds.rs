@@ -81,14 +81,14 @@ fn crowd_with_a_statistical_guarantee_then_who_would_wait_long_is_refused_and_th
         let longest = driver.outcome.startups.iter().map(|(_, _, nanos)| *nanos).max();
         (driver.outcome.refused, longest.expect("some start"))
     };
-    let (patient, limited) = (started(u64::MAX), started(3 * Tick::SECOND));
-    assert!(limited.0 > patient.0, "{patient:?} {limited:?}");
-    assert!(limited.1 <= 4 * Tick::SECOND && limited.1 < patient.1, "{patient:?} {limited:?}");
+    let (unlimited, limited) = (started(u64::MAX), started(3 * Tick::SECOND));
+    assert!(limited.0 > unlimited.0, "{unlimited:?} {limited:?}");
+    assert!(limited.1 <= 4 * Tick::SECOND && limited.1 < unlimited.1, "{unlimited:?} {limited:?}");
 }
 
 #[test]
 fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
-    let admitted = |patience| {
+    let admitted = |max_startup| {
         let mut config = elastic(64 * MB, Assurance::Statistical(4.0));
         config.admission.startup = 3 * Tick::SECOND;
         let mut driver = driver(config, DeviceKind::Table1, 1);
@@ -96,15 +96,15 @@ fn client_that_says_how_long_it_waits_then_it_is_admitted_or_refused_by_that() {
         for (at, layout) in titles(60, 50 * MB, DeviceKind::Table1).iter().enumerate() {
             let (stream, title) = (StreamId(at as u64), Title(at as u64));
             let (rate, layout) = (rate.clone(), layout.clone());
-            let join = Event::Join { stream, title, rate, layout, offset: 0, patience };
+            let join = Event::Join { stream, title, rate, layout, offset: 0, max_startup };
             driver.at(Tick(at as u64 * Tick::SECOND / 8), join);
         }
         driver.run_until(seconds(60));
         driver.outcome.admitted
     };
-    let [hasty, usual, patient] =
+    let [short, usual, long] =
         [Some(Tick::SECOND / 5), None, Some(60 * Tick::SECOND)].map(admitted);
-    assert!(hasty <= usual && usual < patient, "{hasty} {usual} {patient}");
+    assert!(short <= usual && usual < long, "{short} {usual} {long}");
 }
 
 #[test]

@@ -147,8 +147,8 @@ fn stream_that_plays_when_it_seeks_and_would_wait_for_long_then_it_keeps_its_pla
     for (at, layout) in titles(44, 50 * MB, DeviceKind::Table1).iter().enumerate() {
         // Each waits as long as it must.
         let (stream, title) = (StreamId(at as u64), Title(at as u64));
-        let (rate, layout, patience) = (rate.clone(), layout.clone(), Some(u64::MAX));
-        let join = Event::Join { stream, title, rate, layout, offset: 0, patience };
+        let (rate, layout, max_startup) = (rate.clone(), layout.clone(), Some(u64::MAX));
+        let join = Event::Join { stream, title, rate, layout, offset: 0, max_startup };
         driver.at(seconds(at as u64), join);
     }
     driver.run_until(seconds(60));

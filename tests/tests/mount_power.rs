@@ -14,13 +14,13 @@ const CASES: u64 = 6;
 /// Not fewer than are always tried.
 const FIXED: u64 = 30;
 /// A cut takes a second or two.
-const PATIENCE_FOR_A_CUT: u64 = 10;
+const CUT_LIMIT_S: u64 = 10;
 
 fn passes(arguments: &[&str], cuts: u64) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posix-check"));
     let binary = binary().unwrap_or_else(|error| panic!("{error}"));
     command.arg("power").args(arguments).env("FOREBAY_BIN", binary);
-    let limit = Duration::from_secs(60 + cuts * PATIENCE_FOR_A_CUT);
+    let limit = Duration::from_secs(60 + cuts * CUT_LIMIT_S);
     let output = run_command(&mut command, limit).unwrap_or_else(|error| panic!("{error}"));
     let text = String::from_utf8_lossy(&output.stdout);
     eprintln!("{text}{}", String::from_utf8_lossy(&output.stderr));

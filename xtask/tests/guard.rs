@@ -1,11 +1,9 @@
 //! Nothing is left of a run of tests, however it ends.
 
+use forebay_testing::wait_until;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// A guard that runs a script.
 struct Run {
@@ -54,14 +52,6 @@ impl Drop for Run {
 fn is_there(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-}
-
-fn wait_until(what: &str, mut probe: impl FnMut() -> bool) {
-    let until = Instant::now() + LIMIT;
-    while !probe() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Whether a process sees a mount.

@@ -5,13 +5,13 @@ use crate::call::{Call, Kind};
 use crate::message::{Access, Action, File, Page, Part};
 
 /// Sequential reads that are not read ahead of after it was of no use.
-const PATIENCE: u8 = 16;
+const READS_SKIPPED: u8 = 16;
 
 impl Process {
     /// Reading ahead has ended; without any page if others had them all.
     pub(crate) fn ahead_done(&mut self, file: File, brought: bool) {
         if let Some(opened) = self.files.get_mut(&file) {
-            opened.patience = if brought { 0 } else { PATIENCE };
+            opened.reads_to_skip = if brought { 0 } else { READS_SKIPPED };
         }
     }
 
@@ -30,8 +30,8 @@ impl Process {
         // Beyond the length at the open there may be nothing.
         let pages = opened.length.div_ceil(size);
         let busy = self.calls.values().any(|other| other.kind == Kind::Ahead);
-        if goes_on && opened.patience > 0 {
-            opened.patience -= 1;
+        if goes_on && opened.reads_to_skip > 0 {
+            opened.reads_to_skip -= 1;
             return;
         }
         if !goes_on || busy {

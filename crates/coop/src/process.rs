@@ -37,7 +37,7 @@ pub(crate) struct Opened {
     /// Where the last read ended.
     pub(crate) last_end: Option<u64>,
     /// How many sequential reads are not read ahead of.
-    pub(crate) patience: u8,
+    pub(crate) reads_to_skip: u8,
 }
 
 /// What an access to the file is for.
@@ -107,8 +107,13 @@ impl Process {
     pub fn step(&mut self, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Open { file, length } => {
-                let opened =
-                    Opened { length, unsynced: false, lost: false, last_end: None, patience: 0 };
+                let opened = Opened {
+                    length,
+                    unsynced: false,
+                    lost: false,
+                    last_end: None,
+                    reads_to_skip: 0,
+                };
                 self.files.insert(file, opened);
             }
             Event::Start { call, request } => self.start(call, request, actions),

@@ -31,7 +31,7 @@ const STRIDE: i64 = 4 * 16;
 const CREDIT: (u32, u32, u32) = (64, 16, 128);
 
 /// Accesses without one of a job's after which it loses its credit, at its usual pace.
-const PATIENCE: u64 = 4096;
+const MAX_STRAYS: u64 = 4096;
 
 /// Farther than this from a job's place, and farther than its references usually are, an access may be
 /// part of a leap.
@@ -236,9 +236,9 @@ impl Job {
     /// Drops what is done or given up from the front; returns by how much the cursor moved.
     fn advance(&mut self) -> u64 {
         let before = self.cursor;
-        let patience = (self.disorder / 2 + 32).min(SLACK);
+        let limit = (self.disorder / 2 + 32).min(SLACK);
         while let Some(front) = self.sequence.front() {
-            let (object, late) = (front.object, self.place / 16 > self.cursor + patience);
+            let (object, late) = (front.object, self.place / 16 > self.cursor + limit);
             if !front.done {
                 if !late {
                     break;
@@ -337,7 +337,7 @@ impl Job {
     }
 
     fn trusted(&self) -> bool {
-        self.credit >= CREDIT.1 && self.strays <= PATIENCE.saturating_mul(self.pace) / UNIT
+        self.credit >= CREDIT.1 && self.strays <= MAX_STRAYS.saturating_mul(self.pace) / UNIT
     }
 }
 

@@ -132,9 +132,9 @@ impl Node {
     }
 
     fn audit(&self) {
-        for (rank, shelf) in self.steward.snapshot().iter().enumerate() {
-            assert_eq!(shelf.used.0, self.used(Tier(rank as u8)), "used bytes of tier {rank}");
-            assert!(shelf.leaving <= shelf.used, "more leaves than there is: {shelf:?}");
+        for (rank, tier) in self.steward.snapshot().iter().enumerate() {
+            assert_eq!(tier.used.0, self.used(Tier(rank as u8)), "used bytes of tier {rank}");
+            assert!(tier.leaving <= tier.used, "more leaves than there is: {tier:?}");
         }
     }
 
@@ -345,9 +345,9 @@ proptest! {
             apply(&mut node, Step::Pin(object, false));
         }
         node.settle();
-        for (rank, shelf) in node.steward.snapshot().iter().enumerate() {
-            prop_assert!(shelf.used.0 <= TIERS[rank] * 8 / 10, "tier {rank} is over: {shelf:?}");
-            prop_assert_eq!((shelf.leaving, shelf.incoming), (Bytes(0), Bytes(0)));
+        for (rank, tier) in node.steward.snapshot().iter().enumerate() {
+            prop_assert!(tier.used.0 <= TIERS[rank] * 8 / 10, "tier {rank} is over: {tier:?}");
+            prop_assert_eq!((tier.leaving, tier.incoming), (Bytes(0), Bytes(0)));
         }
         // And the log of it all gives the same actions again.
         let replay = log::replay(&node.log).expect("a log");

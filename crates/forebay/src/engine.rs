@@ -57,10 +57,10 @@ pub trait Engine: Sync {
     fn revive(
         &self,
         config: &MountConfig,
-        remains: CrashState,
+        crash_state: CrashState,
         keeper: Keeper<'_>,
     ) -> ControlResult<Arc<dyn Mounted>> {
-        let _ = (config, remains, keeper);
+        let _ = (config, crash_state, keeper);
         Err(cannot_hand_over())
     }
 

@@ -134,7 +134,8 @@ impl Successor {
         handed: &HandOver,
         lock: BorrowedFd<'_>,
         listener: BorrowedFd<'_>,
-        (supervisor, stored): (Option<BorrowedFd<'_>>, u64),
+        supervisor: Option<BorrowedFd<'_>>,
+        stored: u64,
     ) -> ControlResult<()> {
         let state = in_memory(&handed.state).map_err(|error| failed("the state", &error))?;
         let mut descriptors = vec![handed.device.as_fd(), state.as_fd(), lock, listener];
@@ -251,7 +252,7 @@ impl Predecessor {
 
     /// Tells why not.
     pub fn refuse(&self, error: &ControlError) {
-        // If nobody hears it, our end is heard.
+        // If it does not arrive, they notice that this process has ended.
         let _ = send(self.socket.as_fd(), &Word::Refuse { error: error.clone() }, &[]);
     }
 

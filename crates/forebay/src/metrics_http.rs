@@ -18,7 +18,7 @@ const REQUEST_BYTES_MAX: usize = 8192;
 const CLIENT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Connections at once: one more ends the oldest.
-const MOST: usize = 64;
+const MAX: usize = 64;
 
 /// Takes the address, so that a wrong one is told before anything is mounted.
 pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
@@ -151,13 +151,13 @@ fn serve(
 
 /// Takes the connections that wait.
 fn accept(listener: &TcpListener, clients: &mut Vec<Client>) {
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         match listener
             .accept()
             .and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream))
         {
             Ok(stream) => {
-                if clients.len() >= MOST {
+                if clients.len() >= MAX {
                     clients.remove(0);
                 }
                 let deadline = Instant::now() + CLIENT_LIMIT;
@@ -240,7 +240,7 @@ mod tests {
     fn clients_when_many_drip_then_they_are_cut_off_and_others_are_answered_meanwhile() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let endpoint = Endpoint::start(listener, || "forebay_hits_total 3\n".into()).unwrap();
-        let dripping: Vec<_> = (0..2 * MOST).map(|_| drip(endpoint.address())).collect();
+        let dripping: Vec<_> = (0..2 * MAX).map(|_| drip(endpoint.address())).collect();
         let text = ask(endpoint.address(), "GET /metrics HTTP/1.1\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
         assert!(dripping.iter().any(|client| !client.is_finished()), "they were waited for");

@@ -34,7 +34,7 @@ pub fn status(status: &Status, verbose: bool) -> String {
     line(format_args!("{}  over  {}", status.mountpoint, status.backing));
     let opens = match status.hit_percent() {
         None => "no opens yet".into(),
-        Some(hit) => format!("{hit:.1} % of {} opens", format_count(status.hits + status.misses)),
+        Some(hit) => format!("{hit:.1} % of {}", count_of_opens(status.hits + status.misses)),
     };
     line(format_args!("  hits         {opens}"));
     passthrough(status, verbose, &mut line);
@@ -207,15 +207,15 @@ fn streams(status: &Status, line: Line<'_>) {
 
 fn passthrough(status: &Status, verbose: bool, line: Line<'_>) {
     let state = &status.passthrough;
-    let opens = format_count(state.opens);
-    line(format_args!("  passthrough  {}, {opens} opens served by the kernel", state.mode));
+    let opens = count_of_opens(state.opens);
+    line(format_args!("  passthrough  {}, {opens} served by the kernel", state.mode));
     if let Some(reason) = &state.reason {
         line(format_args!("               {reason}"));
     }
     for refusal in state.refusals.iter().filter(|_| verbose) {
         line(format_args!(
-            "               {} opens served by the daemon: {}",
-            format_count(refusal.opens),
+            "               {} served by the daemon: {}",
+            count_of_opens(refusal.opens),
             refusal.reason
         ));
     }
@@ -415,6 +415,10 @@ fn count_of_files(count: u64) -> String {
     format!("{} {}", format_count(count), if count == 1 { "file" } else { "files" })
 }
 
+fn count_of_opens(count: u64) -> String {
+    format!("{} {}", format_count(count), if count == 1 { "open" } else { "opens" })
+}
+
 fn outcome_in_short(verb: &str, outcome: &Outcome) -> String {
     let (files, bytes) = (count_of_files(outcome.files), format_bytes(outcome.bytes));
     let complete = outcome.complete && outcome.elsewhere == 0;
@@ -440,12 +444,18 @@ fn outcome_in_short(verb: &str, outcome: &Outcome) -> String {
         "unpinned" => ("unpin", "not pinned"),
         _ => ("do", "as wanted already"),
     };
+    // What is pinned or unpinned may have been there before: no bytes move then.
+    let moved = match (verb, outcome.bytes) {
+        ("unpinned", _) | ("pinned", 0) => String::new(),
+        ("pinned", _) => format!(", fetched {bytes}"),
+        _ => format!(", {bytes}"),
+    };
     let skipped = count_of_files(outcome.skipped);
     let (is, was) = if outcome.skipped == 1 { ("is", "was") } else { ("are", "were") };
     match (outcome.files, outcome.skipped) {
         (0, 1..) if outcome.failed == 0 => format!("nothing to {to_do}: {skipped} {is} {left}"),
-        (_, 0) => format!("{verb} {files}, {bytes}"),
-        _ => format!("{verb} {files}, {bytes}; {skipped} {was} {left}"),
+        (_, 0) => format!("{verb} {files}{moved}"),
+        _ => format!("{verb} {files}{moved}; {skipped} {was} {left}"),
     }
 }
 

@@ -228,6 +228,14 @@ fn outcome_when_some_failed_then_they_are_named() {
 }
 
 #[test]
+fn files_when_pinned_and_unpinned_then_only_bytes_that_were_fetched_are_told() {
+    let done = |bytes| Outcome { files: 1, bytes, complete: true, ..Outcome::default() };
+    assert_eq!(outcome("pinned", &done(0)), "pinned 1 file\n");
+    assert_eq!(outcome("pinned", &done(2048)), "pinned 1 file, fetched 2.00 KiB\n");
+    assert_eq!(outcome("unpinned", &done(0)), "unpinned 1 file\n");
+}
+
+#[test]
 fn outcome_when_there_was_nothing_to_do_then_it_says_why() {
     let idle = |skipped| Outcome { skipped, complete: true, ..Outcome::default() };
     assert_eq!(outcome("warmed", &idle(1)), "nothing to warm: 1 file is on a tier already\n");

@@ -142,12 +142,12 @@ pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), 
 /// Goes on where a daemon of the same supervisor, or of the same service, died.
 pub fn serve_revived(plan: Plan<'_>, kept: Kept) -> Result<(), Error> {
     begin(plan.config, plan.engine)?;
-    let Kept { remains, lock, listener } = kept;
+    let Kept { crash_state, lock, listener } = kept;
     let revived = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
         let keeper = keeper.ok_or_else(|| {
             ControlError::new(ErrorKind::Usage, "only a supervisor revives a daemon")
         })?;
-        plan.engine.revive(plan.config, remains, keeper)
+        plan.engine.revive(plan.config, crash_state, keeper)
     });
     let mounted = revived.inspect_err(|_| {
         // A service is started again and mounts anew: better than the same failure once more.
@@ -217,7 +217,7 @@ struct Service<'a> {
 struct Shared {
     current: Arc<Current>,
     /// The process that serves now, if it is not this one.
-    heir: AtomicI32,
+    successor: AtomicI32,
     signals: AtomicU32,
 }
 
@@ -232,7 +232,7 @@ impl<'a> Service<'a> {
     ) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             current: Arc::default(),
-            heir: AtomicI32::new(0),
+            successor: AtomicI32::new(0),
             signals: AtomicU32::new(0),
         });
         shared.current.set(mounted.control());
@@ -366,14 +366,14 @@ impl<'a> Service<'a> {
         };
         let stored = self.plan.store().map_or(0, Store::number);
         let (lock, listener) = (self.address.lock(), self.server.listener());
-        if let Err(error) = successor.take(&handed, lock, listener, (supervisor, stored)) {
+        if let Err(error) = successor.take(&handed, lock, listener, supervisor, stored) {
             if let Some(store) = self.plan.store() {
                 store.skip();
             }
             self.take_back(&handed)?;
             return Err(error);
         }
-        self.shared.heir.store(successor.pid().cast_signed(), Ordering::SeqCst);
+        self.shared.successor.store(successor.pid().cast_signed(), Ordering::SeqCst);
         Ok(Upgraded {
             pid: successor.pid(),
             version: successor.version().into(),
@@ -492,8 +492,8 @@ impl Shared {
     /// Does what the signal with this number, from 0 on, asks for.
     fn obey(&self, count: u32) {
         loop {
-            if let Some(heir) = Pid::from_raw(self.heir.load(Ordering::SeqCst)) {
-                let _ = kill_process(heir, Signal::TERM);
+            if let Some(successor) = Pid::from_raw(self.successor.load(Ordering::SeqCst)) {
+                let _ = kill_process(successor, Signal::TERM);
                 return;
             }
             let obeyed = self.current.with(|control| match count {

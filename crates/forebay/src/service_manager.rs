@@ -34,11 +34,12 @@ const DEVICE: &str = "forebay-device";
 const LOCK: &str = "forebay-lock";
 const LISTENER: &str = "forebay-listener";
 const RINGS: &str = "forebay-rings";
-/// These two are each daemon's own. The number of the daemon follows.
-const LEDGER: &str = "forebay-ledger-";
+/// These two are each daemon's own. The number of the daemon follows. The names are those that
+/// earlier daemons have left their descriptors under.
+const JOURNAL: &str = "forebay-ledger-";
 const SETTINGS: &str = "forebay-settings-";
 /// Descriptors that are looked at; a store has at most seven of ours at a time.
-const MOST: RawFd = 64;
+const MAX: RawFd = 64;
 /// How long the manager may take to read what it was told.
 const BARRIER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -140,7 +141,7 @@ impl Store {
         }
         let settings = words_in_memory(settings)?;
         put(&format!("{SETTINGS}{}", last + 1), settings.as_fd())?;
-        put(&format!("{LEDGER}{}", last + 1), journal)?;
+        put(&format!("{JOURNAL}{}", last + 1), journal)?;
         for number in [last, last.saturating_sub(1)] {
             remove_of_daemon(number);
         }
@@ -159,7 +160,7 @@ impl Store {
 }
 
 fn remove_of_daemon(number: u64) {
-    for name in [LEDGER, SETTINGS] {
+    for name in [JOURNAL, SETTINGS] {
         remove(&format!("{name}{number}"));
     }
 }
@@ -202,7 +203,9 @@ pub fn stored() -> Option<Stored> {
 
 /// Whether the name is that of something that only another daemon needs.
 fn is_of_other(name: &str, number: u64) -> bool {
-    [LEDGER, SETTINGS].into_iter().any(|of| numbered(name, of).is_some_and(|found| found != number))
+    [JOURNAL, SETTINGS]
+        .into_iter()
+        .any(|of| numbered(name, of).is_some_and(|found| found != number))
 }
 
 fn numbered(name: &str, prefix: &str) -> Option<u64> {
@@ -214,7 +217,7 @@ fn passed() -> Vec<(String, OwnedFd)> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
     let own = number("LISTEN_PID") == i32::try_from(std::process::id()).ok();
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
-    let count = number("LISTEN_FDS").filter(|count| own && (0..=MOST).contains(count)).unwrap_or(0);
+    let count = number("LISTEN_FDS").filter(|count| own && (0..=MAX).contains(count)).unwrap_or(0);
     let ours =
         (FIRST..FIRST + count).zip(names.split(':')).filter(|(_, name)| name.starts_with(OURS));
     let take = |(number, name): (RawFd, &str)| {
@@ -226,7 +229,7 @@ fn passed() -> Vec<(String, OwnedFd)> {
 
 /// Makes sense of what was kept.
 fn sort(passed: Vec<(String, OwnedFd)>) -> Result<Stored, &'static str> {
-    let newest = passed.iter().filter_map(|(name, _)| numbered(name, LEDGER)).max();
+    let newest = passed.iter().filter_map(|(name, _)| numbered(name, JOURNAL)).max();
     let newest = newest.ok_or("the last daemon had not left all that is needed")?;
     let mut found: Vec<(String, Option<OwnedFd>)> =
         passed.into_iter().map(|(name, fd)| (name, Some(fd))).collect();
@@ -237,17 +240,17 @@ fn sort(passed: Vec<(String, OwnedFd)>) -> Result<Stored, &'static str> {
     let device = take(DEVICE).ok_or(missing)?;
     let lock = take(LOCK).ok_or(missing)?;
     let listener = take(LISTENER).ok_or(missing)?;
-    let journal = take(&format!("{LEDGER}{newest}")).ok_or(missing)?;
+    let journal = take(&format!("{JOURNAL}{newest}")).ok_or(missing)?;
     let settings = take(&format!("{SETTINGS}{newest}")).ok_or(missing)?;
     let settings = words_out_of_memory(&File::from(settings))
         .map_err(|_| "the last daemon's settings can't be read")?;
     if is_dead(device.as_fd()) {
         return Err("the mount that the last daemon served is gone");
     }
-    let remains = CrashState { device, journal, rings: take(RINGS) };
+    let crash_state = CrashState { device, journal, rings: take(RINGS) };
     let store = Store::after(newest);
     store.used.store(true, Ordering::Relaxed);
-    Ok(Stored { kept: Kept { remains, lock, listener }, settings, store })
+    Ok(Stored { kept: Kept { crash_state, lock, listener }, settings, store })
 }
 
 /// Whether the connection has ended.
@@ -288,8 +291,8 @@ mod tests {
         let stored = sort(all).unwrap();
         assert_eq!(stored.store.number(), 10);
         assert_eq!(stored.settings, ["tier=/a b=1G", "log-file="]);
-        assert_eq!(out_of_memory(&stored.kept.remains.journal.into()).unwrap(), b"newer");
-        assert!(stored.kept.remains.rings.is_none());
+        assert_eq!(out_of_memory(&stored.kept.crash_state.journal.into()).unwrap(), b"newer");
+        assert!(stored.kept.crash_state.rings.is_none());
         let others: Vec<&String> = names.iter().filter(|name| is_of_other(name, 10)).collect();
         assert_eq!(others, ["forebay-ledger-9", "forebay-settings-9", "forebay-settings-11"]);
     }

@@ -37,7 +37,7 @@ const RINGS: RawFd = 105;
 /// Where the settings are, for each daemon.
 const SETTINGS: RawFd = 106;
 /// The most descriptors of one message.
-const MOST: usize = KEPT.len() + 1;
+const MAX: usize = KEPT.len() + 1;
 const MESSAGE: usize = 4;
 
 /// The daemon's end of the socket to its supervisor.
@@ -48,7 +48,7 @@ pub struct Link(OwnedFd);
 #[derive(Debug)]
 pub struct Kept {
     /// What the mount consists of.
-    pub remains: CrashState,
+    pub crash_state: CrashState,
     /// The lock of the address.
     pub lock: OwnedFd,
     /// The control socket.
@@ -84,7 +84,7 @@ impl Link {
         let program = File::open("/proc/self/exe")?;
         let mut left = vec![device, journal, lock, listener, program.as_fd()];
         left.extend(rings);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(&left)) {
             return Err(io::Error::other("too many descriptors"));
@@ -104,8 +104,8 @@ pub fn kept() -> io::Result<Kept> {
     let [device, journal, lock, listener, program] = KEPT.map(descriptors::take);
     drop(program);
     let rings = descriptors::take(RINGS).ok();
-    let remains = CrashState { device: device?, journal: journal?, rings };
-    Ok(Kept { remains, lock: lock?, listener: listener? })
+    let crash_state = CrashState { device: device?, journal: journal?, rings };
+    Ok(Kept { crash_state, lock: lock?, listener: listener? })
 }
 
 /// The settings that the supervisor has for this process, as [`run`] was given them.
@@ -225,7 +225,7 @@ impl Watch {
     /// Takes one message of a daemon; false if there was none.
     fn hear(&mut self) -> bool {
         let mut pid = [0_u8; MESSAGE];
-        let mut numbers = [0 as c_int; MOST];
+        let mut numbers = [0 as c_int; MAX];
         let Some(count) = receive(self.socket, &mut pid, &mut numbers) else { return false };
         let whole = count >= KEPT.len();
         if whole {

@@ -171,7 +171,7 @@ fn changes_when_lost_with_a_lease_then_the_next_calls_fail_once_and_status_names
         assert_eq!(error, Some(libc::EIO), "{what}\n{}", ring.log(0));
     };
     eio(dir.sync_all(), "a sync of the directory");
-    wait_for(LONG, || dir.sync_all().is_ok());
+    let _ = wait_for(LONG, || dir.sync_all().is_ok());
     dir.sync_all().unwrap();
     made[lost[0]].sync_all().expect_err("a sync of a file that is not there any more");
     let create = |name: &str| fs::File::create(ring.at(0, name)).map(drop);

@@ -1,5 +1,6 @@
 //! Daemons as processes: start, refusal, status, drain, signals, end. They mount nothing.
 
+use forebay_testing::wait_until;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -94,14 +95,6 @@ fn alive(pid: i32) -> bool {
 
 fn signal(pid: i32, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
-}
-
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited too long: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]

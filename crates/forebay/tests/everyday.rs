@@ -397,7 +397,7 @@ fn pin_when_a_file_has_no_room_then_it_is_refused_and_not_pinned() {
     site.mount(&[]);
     let (code, text) = site.run(&["pin", "--quiet", &site.text("mnt")]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.starts_with("pinned 1 file, 100 KiB\n  large: "), "{text}");
+    assert!(text.starts_with("pinned 1 file, fetched 100 KiB\n  large: "), "{text}");
     let (_, text) = site.run(&["where", &site.text("mnt/small"), &site.text("mnt/large")]);
     let (small, large) = text.split_once('\n').unwrap();
     assert!(small.contains(", pinned") && !large.contains(", pinned"), "{text}");

@@ -218,7 +218,7 @@ impl Drop for Stage {
             let _ = outcome(Command::new("fusermount3").args(["-uz", point]));
         }
         for pid in self.processes() {
-            wait_for(Duration::from_secs(3), || !alive(pid));
+            let _ = wait_for(Duration::from_secs(3), || !alive(pid));
             if alive(pid) {
                 signal(pid, rustix::process::Signal::KILL);
             }

@@ -302,7 +302,7 @@ impl Drop for Slurm {
             let pid = pid.ok().and_then(|pid| pid.trim().parse::<i32>().ok());
             if let Some(pid) = pid.filter(|pid| alive(*pid)) {
                 signal(pid, rustix::process::Signal::TERM);
-                wait_for(Duration::from_secs(10), || !alive(pid));
+                let _ = wait_for(Duration::from_secs(10), || !alive(pid));
             }
         }
         self.bed(&["down"]);

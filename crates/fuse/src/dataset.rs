@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
 /// Files that are kept open at most, in each part.
-const MOST: usize = 4;
+const MAX: usize = 4;
 /// A file that was not read for so long is opened anew: what was refreshed meanwhile shows.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -104,7 +104,7 @@ impl Dataset {
         let mut closed = Vec::new();
         let mut shard = self.shard(ino).lock();
         closed.extend(shard.extract_if(.., |kept| kept.ino == ino || kept.used.elapsed() >= IDLE));
-        if shard.len() >= MOST {
+        if shard.len() >= MAX {
             closed.push(shard.remove(0));
         }
         shard.push(kept);

@@ -15,7 +15,7 @@ use fusewire::{Header, Reply};
 use parking_lot::{Condvar, Mutex};
 
 use crate::fiber::{Refusal, Verdict};
-use crate::turn::{UnderWay, Wish};
+use crate::turn::{UnderWay, Wait};
 
 /// How often the watch looks while anything is deferred.
 const TICK: Duration = Duration::from_millis(250);
@@ -173,7 +173,7 @@ impl Watch {
     pub fn enter(
         self: &Arc<Self>,
         header: Header,
-        Wish { limits, interrupt, .. }: Wish,
+        Wait { limits, interrupt, .. }: Wait,
         paused: UnderWay,
         reply: Reply,
     ) -> Watched {

@@ -54,8 +54,8 @@ impl<W> Pause<'_, W> {
     /// # Errors
     /// It is to come to its end at once.
     #[inline(never)]
-    pub fn wait(&self, wish: W) -> Verdict {
-        self.0.suspend(wish)
+    pub fn wait(&self, wait: W) -> Verdict {
+        self.0.suspend(wait)
     }
 }
 
@@ -118,7 +118,7 @@ impl<W, R> Fiber<W, R> {
     pub fn run(mut self, verdict: Verdict) -> Step<W, R> {
         let mut coroutine = self.0.take().expect("only this takes it, and does not put it back");
         match coroutine.resume(verdict) {
-            CoroutineResult::Yield(wish) => Step::Waits(Fiber(Some(coroutine)), wish),
+            CoroutineResult::Yield(wait) => Step::Waits(Fiber(Some(coroutine)), wait),
             CoroutineResult::Return(end) => Step::Ended(end, Stack(coroutine.into_stack())),
         }
     }
@@ -156,8 +156,8 @@ mod tests {
     #[test]
     fn fiber_that_waits_when_another_thread_goes_on_then_from_where_it_stood() {
         let steps = Arc::new(AtomicUsize::new(0));
-        let Step::Waits(paused, wish) = counting(&steps).run(Ok(())) else { panic!("it waits") };
-        assert_eq!((wish, steps.load(Ordering::SeqCst)), (7, 1));
+        let Step::Waits(paused, wait) = counting(&steps).run(Ok(())) else { panic!("it waits") };
+        assert_eq!((wait, steps.load(Ordering::SeqCst)), (7, 1));
         let ended = std::thread::spawn(move || match paused.run(Ok(())) {
             Step::Ended(verdict, stack) => {
                 stack.keep();

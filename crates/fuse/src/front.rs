@@ -24,7 +24,7 @@ use crate::recovery_journal::{Before, Noted, RecoveryJournal};
 use crate::replayed_requests;
 use crate::request_log::Followed;
 use crate::serve::Serve;
-use crate::turn::{Ended, Turn, UnderWay, Wish};
+use crate::turn::{Ended, Turn, UnderWay, Wait};
 use crate::under_way::InReaders;
 use crate::wire::CachePolicy;
 
@@ -138,14 +138,14 @@ impl Front {
     }
 
     /// Leaves a request that has to wait to the slow pool, which goes on with it.
-    fn defer(&self, paused: UnderWay, wish: Wish, case: Case, reply: Reply) {
+    fn defer(&self, paused: UnderWay, wait: Wait, case: Case, reply: Reply) {
         let shared = Arc::clone(&self.0);
         let node = &self.0.node;
-        let pool = match wish.reads {
+        let pool = match wait.reads {
             Some(fh) => node.pool_of_reads(fh),
             None => node.slow_pool(),
         };
-        let watched = self.0.watch.enter(case.header, wish, paused, reply);
+        let watched = self.0.watch.enter(case.header, wait, paused, reply);
         let deferred = Arc::clone(&watched.deferred);
         let (uid, kept) = (case.header.uid, case.clone());
         let taken = pool.run_for(uid, move || {
@@ -172,7 +172,7 @@ struct Case {
 impl Shared {
     /// Runs a request until it waits or ends. What belongs to the thread is set here, for the request
     /// may end on another one.
-    fn run(&self, request: UnderWay, verdict: Verdict, case: &Case) -> Step<Wish, Ended> {
+    fn run(&self, request: UnderWay, verdict: Verdict, case: &Case) -> Step<Wait, Ended> {
         let serving = self.kept.get().map(|_| in_request::enter());
         let step = case.followed.scope(|| {
             let step = request.run(verdict);
@@ -223,7 +223,7 @@ impl Shared {
     }
 
     /// Carries a request out, on a stack of its own.
-    fn carry_out(&self, request: &Request, pause: Pause<'_, Wish>) -> Ended {
+    fn carry_out(&self, request: &Request, pause: Pause<'_, Wait>) -> Ended {
         let turn = Turn::begin(self, request, pause);
         // A defect costs its request an EIO, not a thread its life.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(request, &turn)));
@@ -378,7 +378,7 @@ impl Handler for Front {
                     stack.keep_here();
                     self.0.conclude(ended, &case, reply);
                 }
-                Step::Waits(paused, wish) => self.defer(paused, wish, case, reply),
+                Step::Waits(paused, wait) => self.defer(paused, wait, case, reply),
             },
             Err(error) => self.0.answer(&header, Err(error.into()), reply, began),
         }

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
 /// Directories that are remembered at most, in each part.
-const MOST: usize = 2048;
+const MAX: usize = 2048;
 /// Directories share counters of opened files.
 const COUNTERS: usize = 4096;
 
@@ -129,9 +129,9 @@ impl<M: Copy> Listings<M> {
         };
         let files_opened = self.counter(dir).load(Ordering::Acquire);
         let mut shard = self.shard(dir).lock();
-        if shard.len() >= MOST && !shard.contains_key(&dir) {
+        if shard.len() >= MAX && !shard.contains_key(&dir) {
             shard.retain(|_, listing| listing.holder.is_some());
-            if shard.len() >= MOST {
+            if shard.len() >= MAX {
                 return Grant::Ask;
             }
         }
@@ -303,14 +303,14 @@ mod tests {
     fn directories_when_there_are_many_then_those_that_are_open_are_remembered() {
         let listings = listings();
         let Grant::Fill(fh) = open(&listings, 5, 5) else { panic!("not read anew") };
-        for dir in 100..100 + 4 * (SHARDS * MOST) as u64 {
+        for dir in 100..100 + 4 * (SHARDS * MAX) as u64 {
             match listings.open(dir, 5, |_| false) {
                 Grant::Fill(fh) => listings.close(dir, fh),
                 other => panic!("{other:?}"),
             }
         }
         let remembered: usize = listings.shards.iter().map(|shard| shard.lock().len()).sum();
-        assert!(remembered <= SHARDS * MOST, "{remembered}");
+        assert!(remembered <= SHARDS * MAX, "{remembered}");
         assert_eq!(listings.held().unwrap(), [Held { dir: DIR, fh }]);
     }
 }

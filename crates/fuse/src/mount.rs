@@ -113,7 +113,7 @@ pub fn mount(
         let parts = session.rings();
         let rings = parts.as_ref().map(RingParts::as_fd);
         let device = session.connection().as_fd();
-        keep(&front, (device, rings), &state, Before::default(), keeper)?;
+        keep(&front, device, rings, &state, Before::default(), keeper)?;
     }
     Ok(Mounted { running: session.spawn()?, front })
 }
@@ -125,7 +125,8 @@ pub type Keeper<'a> =
 
 fn keep(
     front: &Front,
-    (device, rings): (BorrowedFd<'_>, Option<BorrowedFd<'_>>),
+    device: BorrowedFd<'_>,
+    rings: Option<BorrowedFd<'_>>,
     state: &State,
     before: Before,
     keeper: Keeper<'_>,
@@ -191,7 +192,8 @@ pub fn adopt(
         let ring = rings.as_ref().map(RingParts::as_fd);
         keep(
             &front,
-            (device.as_fd(), ring),
+            device.as_fd(),
+            ring,
             &State { negotiated, node, listings: None },
             before,
             keeper,

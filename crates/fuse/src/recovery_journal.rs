@@ -35,11 +35,11 @@ const CALLS: usize = 512;
 /// Calls that are remembered as the end of a daemon.
 const FATAL: usize = 64;
 /// Removed directories that are remembered, and as many of all else.
-const DEPARTED: usize = 4096;
+const MAX_REMOVED: usize = 4096;
 /// Background work that is remembered as the end of a daemon.
 const WORKS: usize = 64;
 const STATE_BYTES: usize = 2048;
-const DEPARTED_BYTES: usize = 124;
+const MAX_REMOVED_BYTES: usize = 124;
 
 /// Bits of [`HandleSlot::bits`].
 const USED: u32 = 1 << 31;
@@ -68,7 +68,7 @@ struct Layout {
     calls: [CallSlot; CALLS],
     /// Numbers of calls that panicked; 0: none.
     fatal: [AtomicU64; FATAL],
-    removed_inodes: [[RemovedSlot; DEPARTED]; 2],
+    removed_inodes: [[RemovedSlot; MAX_REMOVED]; 2],
     locks: [LockSlot; LOCKS],
     handles: [HandleSlot; HANDLES],
     /// A journal of an older program ends here.
@@ -102,7 +102,7 @@ struct CallSlot {
 struct RemovedSlot {
     /// 0: none.
     length: AtomicU32,
-    bytes: [AtomicU8; DEPARTED_BYTES],
+    bytes: [AtomicU8; MAX_REMOVED_BYTES],
 }
 
 #[repr(C, align(64))]
@@ -220,7 +220,7 @@ impl RecoveryJournal {
     /// # Errors
     /// When the system lacks memory or descriptors.
     pub fn new(state: &State, before: &Before) -> io::Result<Self> {
-        let file = File::from(rustix::fs::memfd_create("forebay-ledger", MemfdFlags::CLOEXEC)?);
+        let file = File::from(rustix::fs::memfd_create("forebay-journal", MemfdFlags::CLOEXEC)?);
         file.set_len(size_of::<Layout>() as u64)?;
         let journal = RecoveryJournal {
             map: Arc::new(Mapping::new(&file)?),
@@ -359,9 +359,10 @@ impl RecoveryJournal {
         let bytes = removed_inodes.encode_to_vec();
         let Ok(length) = u32::try_from(bytes.len()) else { return };
         let kind = usize::from(removed_inodes.mode & libc::S_IFMT == libc::S_IFDIR);
-        let index = self.removed_inodes[kind].fetch_add(1, Ordering::Relaxed) as usize % DEPARTED;
+        let index =
+            self.removed_inodes[kind].fetch_add(1, Ordering::Relaxed) as usize % MAX_REMOVED;
         let slot = &self.map.removed_inodes[kind][index];
-        if bytes.len() <= DEPARTED_BYTES {
+        if bytes.len() <= MAX_REMOVED_BYTES {
             slot.length.store(0, Ordering::Release);
             store_bytes(&slot.bytes, &bytes);
             slot.length.store(length, Ordering::Release);

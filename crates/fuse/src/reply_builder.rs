@@ -69,7 +69,7 @@ impl<'a> ReplyBuilder<'a> {
     }
 
     /// A file that was made under a name and opened.
-    pub fn created(&self, name: &[u8], stat: &Stat, (opened, flags): (Opened, u32)) -> Answer {
+    pub fn created(&self, name: &[u8], stat: &Stat, opened: Opened, flags: u32) -> Answer {
         let stat = Stat { alias: opened.alias, ..stat.clone() };
         let mut entry = self.serve.cache_policy.entry(&stat);
         let kernel_grants = self.keep(&mut entry, name, Some(&stat), false);

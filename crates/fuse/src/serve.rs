@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use forebay_node::{
-    Context, Ino, Kernel, NameIn, Node, NodeError, OpenMode, Opened, Renaming, Result, Stat, Teller,
+    Context, FilePosition, Ino, Kernel, NameIn, NewFile, Node, NodeError, OpenMode, Opened,
+    Renaming, Result, Stat, Teller,
 };
 use fusewire::{
     CopyRange, DirectoryBuffer, Entry, OpenInFlags, OpenOutFlags, Operation, Request, SetxattrFlags,
@@ -188,7 +189,7 @@ impl Serve<'_> {
             }
             Operation::Mknod { name, mode, rdev, umask } => {
                 let rdev = wire::device_from_wire(rdev);
-                builder.made(name, &node.mknod(context, dir, name, (mode, umask), rdev)?)
+                builder.made(name, &node.mknod(context, dir, name, mode, umask, rdev)?)
             }
             Operation::Mkdir { name, mode, umask } => {
                 builder.made(name, &node.mkdir(context, dir, name, mode, umask)?)
@@ -298,9 +299,9 @@ impl Serve<'_> {
         let mut directory = DirectoryBuffer::new(self.request.connection(), size);
         let fixed = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
         let limit = (size / (fixed + NAME_BYTES)).clamp(1, MAX_ENTRIES) as usize;
-        let (ino, from) = (self.ino(), (offset, limit));
+        let ino = self.ino();
         if !plus {
-            self.node.read_dir(&self.context, ino, from, false, &mut |entry| {
+            self.node.read_dir(&self.context, ino, offset, limit, false, &mut |entry| {
                 let kind = wire::kind(entry.kind);
                 directory.add(entry.ino.0, entry.offset, kind, entry.name)
             })?;
@@ -308,7 +309,7 @@ impl Serve<'_> {
         }
         let builder = ReplyBuilder::new(self, ino);
         builder.listing(directory, |directory, listed| {
-            self.node.read_dir(&self.context, ino, from, true, &mut |entry| {
+            self.node.read_dir(&self.context, ino, offset, limit, true, &mut |entry| {
                 let full = match &entry.stat {
                     Some(stat) => self.cache_policy.entry(stat),
                     None => wire::dot_entry(entry.ino),
@@ -326,15 +327,15 @@ impl Serve<'_> {
         Ok(match operation {
             Operation::Open { flags, open_flags } => self.open(flags, open_flags)?,
             Operation::Create { name, flags, mode, umask, .. } => {
-                let (modes, builder) = ((mode, umask), ReplyBuilder::new(self, ino));
+                let (new, builder) = (NewFile { mode, umask }, ReplyBuilder::new(self, ino));
                 let (stat, opened) =
-                    node.create_and_open(context, ino, name, modes, flags.cast_signed())?;
-                builder.created(name, &stat, (opened, flags))
+                    node.create_and_open(context, ino, name, new, flags.cast_signed())?;
+                builder.created(name, &stat, opened, flags)
             }
             Operation::Tmpfile { flags, mode, umask, .. } => {
-                let modes = (mode, umask);
+                let new = NewFile { mode, umask };
                 let (stat, opened) =
-                    node.tmpfile_and_open(context, ino, modes, flags.cast_signed())?;
+                    node.tmpfile_and_open(context, ino, new, flags.cast_signed())?;
                 self.created(&stat, opened, flags)
             }
             Operation::Read { fh, offset, size, .. } => {
@@ -346,9 +347,7 @@ impl Serve<'_> {
             Operation::Write { fh, offset, data, flags, .. } => {
                 let written = match durability(flags) {
                     None => node.write(context, fh, offset, data)?,
-                    Some(data_only) => {
-                        node.write_durably(context, fh, (offset, data), data_only)?
-                    }
+                    Some(data_only) => node.write_durably(context, fh, offset, data, data_only)?,
                 };
                 Answer::Written(narrow(written as u64))
             }
@@ -404,15 +403,15 @@ impl Serve<'_> {
     }
 
     pub(crate) fn created(&self, stat: &Stat, opened: Opened, flags: u32) -> Answer {
-        ReplyBuilder::blind(self).created(b"", stat, (opened, flags))
+        ReplyBuilder::blind(self).created(b"", stat, opened, flags)
     }
 
     fn copy(&self, range: &CopyRange, length: u64) -> Result<u64> {
         if range.flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let from = (range.fh_in, range.offset_in);
-        let to = (range.fh_out, range.offset_out);
+        let from = FilePosition { fh: range.fh_in, offset: range.offset_in };
+        let to = FilePosition { fh: range.fh_out, offset: range.offset_out };
         self.node.copy_range(&self.context, from, to, length)
     }
 }
@@ -482,7 +481,7 @@ pub struct TimeLimits {
     pub long: bool,
 }
 
-/// How patient to be with an operation.
+/// The time limits of an operation.
 pub fn timeout(operation: &Operation<'_>) -> TimeLimits {
     use Operation as Op;
     let (abandonable, long) = match operation {
@@ -543,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_when_an_operation_changes_something_then_it_is_not_abandoned() {
+    fn timeout_when_an_operation_changes_something_then_it_is_not_abandoned() {
         let open = |flags: i32| {
             let open_flags = OpenInFlags::NONE;
             timeout(&Operation::Open { flags: flags.cast_unsigned(), open_flags }).abandonable

@@ -15,10 +15,10 @@ use crate::recovery_journal::Noted;
 use crate::serve::{TimeLimits, timeout};
 
 /// A request that is under way, or waits.
-pub type UnderWay = Fiber<Wish, Ended>;
+pub type UnderWay = Fiber<Wait, Ended>;
 
-/// What a request waits with.
-pub struct Wish {
+/// The wait of a request: for what, and for how long.
+pub struct Wait {
     /// The open file that it reads.
     pub reads: Option<u64>,
     /// For how long it may take.
@@ -50,14 +50,14 @@ enum State {
 pub struct Turn<'a> {
     shared: &'a Shared,
     request: &'a Request,
-    pause: Pause<'a, Wish>,
+    pause: Pause<'a, Wait>,
     state: Cell<State>,
     noted: Cell<Option<Noted>>,
 }
 
 impl<'a> Turn<'a> {
     /// Begins one: what must not be done twice is noted from here on.
-    pub fn begin(shared: &'a Shared, request: &'a Request, pause: Pause<'a, Wish>) -> Self {
+    pub fn begin(shared: &'a Shared, request: &'a Request, pause: Pause<'a, Wait>) -> Self {
         let noted = Cell::new(shared.note(request, &AtOnce));
         Turn { shared, request, pause, state: Cell::new(State::NotYet), noted }
     }
@@ -67,26 +67,26 @@ impl<'a> Turn<'a> {
         self.noted.take()
     }
 
-    fn wish(&self) -> Result<Wish> {
+    fn wait(&self) -> Result<Wait> {
         let operation = self.request.operation().map_err(|_| Errno::IO)?;
         let reads = match operation {
             Operation::Read { fh, .. } => Some(fh),
             _ => None,
         };
         let interrupt = self.request.interrupt_token();
-        Ok(Wish { reads, limits: timeout(&operation), interrupt })
+        Ok(Wait { reads, limits: timeout(&operation), interrupt })
     }
 
     /// Leaves the thread to others. Nothing was changed yet; only of a request that comes again it is
     /// not known whether its first time has, and so that stays noted.
     fn leave(&self) -> Result<()> {
-        let wish = self.wish()?;
+        let wait = self.wait()?;
         if !self.request.is_resent()
             && let Some(noted) = self.noted.take()
         {
             self.shared.forget(noted);
         }
-        match self.pause.wait(wish) {
+        match self.pause.wait(wait) {
             Ok(()) => {
                 self.state.set(State::Waits);
                 if !self.request.is_resent() {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use forebay_node::{Node, NodeConfig, Passthrough};
 use forebay_store::DirBacking;
 use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
+use forebay_testing::wait_until;
 use rustix::fs::XattrFlags;
 
 use lab::{Lab, names};
@@ -262,7 +263,7 @@ fn requests(lab: &Lab, before: &mut Vec<(&'static str, u64)>) -> Vec<(&'static s
     ];
     let count = |op| lab.node.metrics().op_seconds.of(op).count();
     // The kernel does not wait for what follows a close.
-    until("what was opened is closed", || {
+    wait_until("what was opened is closed", || {
         count(Op::Release) == count(Op::Open) + count(Op::Create)
     });
     let now: Vec<_> = operations.map(|(name, op)| (name, count(op))).to_vec();
@@ -374,15 +375,6 @@ fn renameat2_flags_as_the_manual_says() {
     });
 }
 
-/// Waits for something that is bound to happen.
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 const STATFS: u32 = 17;
 
 #[test]
@@ -392,19 +384,19 @@ fn backing_when_it_hangs_then_requests_fail_in_time_and_the_rest_goes_on() {
     let root = lab.path("");
     let begin = Instant::now();
     let asker = std::thread::spawn(move || rustix::fs::statvfs(root));
-    until("the request waits", || stuck.waiting() > 0);
+    wait_until("the request waits", || stuck.waiting() > 0);
     fs::write(lab.path("f"), "others are served").expect("written");
     let mounted = lab.mounted.as_ref().expect("mounted");
     // What was just answered, and what the kernel sends by itself, is listed for a moment.
     let waiting = || mounted.stuck(Duration::ZERO);
-    until("only it is listed", || matches!(&waiting()[..], [only] if only.opcode == STATFS));
+    wait_until("only it is listed", || matches!(&waiting()[..], [only] if only.opcode == STATFS));
     let answer = asker.join().expect("answered");
     assert_eq!(answer.err(), Some(rustix::io::Errno::IO));
     let elapsed = begin.elapsed();
     assert!(elapsed >= Duration::from_secs(1), "{elapsed:?}");
     assert!(mounted.stuck(Duration::from_secs(1))[0].given_up);
     stuck.release();
-    until("the thread has finished", || mounted.stuck(Duration::ZERO).is_empty());
+    wait_until("the thread has finished", || mounted.stuck(Duration::ZERO).is_empty());
     assert!(rustix::fs::statvfs(lab.path("")).is_ok());
 }
 
@@ -510,21 +502,21 @@ fn request_answered_at_its_time_limit_when_the_store_goes_on_then_what_came_late
             let path = path.clone();
             std::thread::spawn(move || (case.late)(&path))
         };
-        until("it hangs", || stuck.waiting() > 0);
+        wait_until("it hangs", || stuck.waiting() > 0);
         let answer = late.join().expect("answered");
         assert_eq!(errno(answer), Some(libc::EIO), "{what}");
         assert!(begin.elapsed() >= limit, "{what}: {:?}", begin.elapsed());
         let newer = {
             let path = path.clone();
             std::thread::spawn(move || {
-                until("the newer one is acknowledged", || (case.newer)(&path).is_ok());
+                wait_until("the newer one is acknowledged", || (case.newer)(&path).is_ok());
             })
         };
         std::thread::sleep(Duration::from_millis(50));
         stuck.release();
         newer.join().expect("acknowledged");
         let mounted = lab.mounted.as_ref().expect("mounted");
-        until("the late one has ended", || mounted.stuck(Duration::ZERO).is_empty());
+        wait_until("the late one has ended", || mounted.stuck(Duration::ZERO).is_empty());
         let found = fs::read(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
         let (begin, len) = case.wanted;
         assert_eq!(found.len(), len, "{what}");
@@ -537,11 +529,11 @@ fn client_when_killed_while_the_backing_hangs_then_goes_at_once() {
     let Some((lab, stuck)) = Lab::with_stuck_backing(Duration::from_secs(30)) else { return };
     stuck.hang(&[Operation::Usage]);
     let mut client = Command::new("stat").arg("-f").arg(lab.path("")).spawn().expect("a client");
-    until("the request waits", || stuck.waiting() > 0);
+    wait_until("the request waits", || stuck.waiting() > 0);
     // The default action of SIGTERM: the client is to end.
     let pid = rustix::process::Pid::from_child(&client);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
-    until("the client has ended", || client.try_wait().expect("waited").is_some());
+    wait_until("the client has ended", || client.try_wait().expect("waited").is_some());
     assert_eq!(stuck.waiting(), 1, "the thread is left to finish");
     stuck.release();
 }
@@ -561,7 +553,7 @@ fn client_when_it_handles_a_signal_then_is_not_interrupted() {
         rustix::fs::statvfs(root)
     });
     let thread = receive.recv().expect("the thread runs");
-    until("the request waits", || stuck.waiting() > 0);
+    wait_until("the request waits", || stuck.waiting() > 0);
     // SAFETY: the thread is not joined yet.
     assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGURG) }, 0);
     std::thread::sleep(Duration::from_millis(600));

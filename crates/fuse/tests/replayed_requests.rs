@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use forebay_fuse::{Before, Call, MountOptions, Mounted, RecoveryJournal, State, Takeover, adopt};
 use forebay_node::{
-    Context, HandOverState, HandleMode, Ino, NameIn, Node, NodeConfig, OpenHandle, Passthrough,
-    TierConfig, Timestamp,
+    Context, HandOverState, HandleMode, Ino, NameIn, NewFile, Node, NodeConfig, OpenHandle,
+    Passthrough, TierConfig, Timestamp,
 };
 use forebay_store::DirBacking;
 use forebay_store::decorators::{InterceptedBacking, Stuck};
@@ -98,11 +98,11 @@ impl Lab {
         let mounted = mounted.expect("adopted");
         let journal = kept.into_inner().expect("a journal");
         let lab = Lab { kernel, journal, _mounted: mounted, node, _home: home };
-        let mut wish = [0; 64];
+        let mut resend = [0; 64];
         let (length, _) =
-            rustix::net::recv(&lab.kernel, &mut wish[..], rustix::net::RecvFlags::empty())
-                .expect("the wish for what was not answered");
-        assert_eq!((length, wish[4]), (16, 7), "FUSE_NOTIFY_RESEND");
+            rustix::net::recv(&lab.kernel, &mut resend[..], rustix::net::RecvFlags::empty())
+                .expect("the request to send again what was not answered");
+        assert_eq!((length, resend[4]), (16, 7), "FUSE_NOTIFY_RESEND");
         lab
     }
 
@@ -223,7 +223,13 @@ fn requests_that_were_carried_out_when_they_come_again_then_are_only_answered() 
             node.mkdir(&context, ROOT, b"made", 0o755, 0).expect("made");
             node.mkdir(&context, ROOT, b"moved", 0o755, 0).expect("made");
             let flags = libc::O_RDWR | libc::O_CREAT;
-            let made = node.create_and_open(&context, ROOT, b"file", (0o644, 0), flags);
+            let made = node.create_and_open(
+                &context,
+                ROOT,
+                b"file",
+                NewFile { mode: 0o644, umask: 0 },
+                flags,
+            );
             node.release(made.expect("created").1.fh);
             Vec::new()
         },
@@ -287,7 +293,13 @@ fn open_that_was_noted_when_it_comes_again_then_gets_the_same_handle() {
     let lab = Lab::new(
         |node| {
             let flags = libc::O_RDWR | libc::O_CREAT;
-            let made = node.create_and_open(&context, ROOT, b"file", (0o644, 0), flags);
+            let made = node.create_and_open(
+                &context,
+                ROOT,
+                b"file",
+                NewFile { mode: 0o644, umask: 0 },
+                flags,
+            );
             let (stat, opened) = made.expect("created");
             node.write(&context, opened.fh, 0, b"text").expect("written");
             // Removed, so that only its handle keeps it.
@@ -307,8 +319,7 @@ fn open_that_was_noted_when_it_comes_again_then_gets_the_same_handle() {
 }
 
 fn new_file(node: &Node, name: &[u8]) -> Ino {
-    let mode = (libc::S_IFREG | 0o644, 0);
-    node.mknod(&Context::DAEMON, ROOT, name, mode, 0).expect("made").ino
+    node.mknod(&Context::DAEMON, ROOT, name, libc::S_IFREG | 0o644, 0, 0).expect("made").ino
 }
 
 fn give_xattr(node: &Node, ino: Ino) {

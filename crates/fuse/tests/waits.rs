@@ -16,6 +16,7 @@ use forebay_fuse::{MountOptions, Transport};
 use forebay_node::Node;
 use forebay_store::DirBacking;
 use forebay_store::decorators::{InterceptedBacking, Stuck};
+use forebay_testing::wait_until;
 use lab::Lab;
 use rustix::fs::XattrFlags;
 
@@ -79,14 +80,6 @@ fn content(file: usize) -> Vec<u8> {
     vec![u8::try_from(file % 251).expect("small"); 100_000]
 }
 
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The threads of this process with this name.
 fn threads_named(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("listed");
@@ -113,7 +106,7 @@ fn request_that_has_to_wait_when_carried_out_then_each_step_is_taken_once() {
         stuck.hang(&[]);
         let path = lab.path("f0");
         let reader = std::thread::spawn(move || fs::read(path));
-        until("the open waits", || stuck.waiting() > 0);
+        wait_until("the open waits", || stuck.waiting() > 0);
         let mounted = lab.mounted.as_ref().expect("mounted");
         assert!(mounted.stuck(Duration::ZERO).iter().all(|stuck| !stuck.holds_reader));
         assert_eq!(opens.get(), 1, "{transport:?}: it is on its way");
@@ -150,7 +143,7 @@ fn readers_when_many_requests_wait_then_serve_what_needs_no_waiting() {
                 .map(|file| (file, lab.path(&format!("f{file}"))))
                 .map(|(file, path)| scope.spawn(move || (file, fs::read(path))))
                 .collect();
-            until("all of them wait", || opens.get() == many);
+            wait_until("all of them wait", || opens.get() == many);
             let begin = Instant::now();
             for round in 0..50_u64 {
                 here.write_all_at(b"0n", 0).expect("written");
@@ -188,7 +181,7 @@ fn request_that_waits_for_a_thread_when_given_up_then_does_nothing() {
             .map(|file| lab.path(&format!("f{file}")))
             .map(|path| scope.spawn(move || fs::read(path)))
             .collect();
-        until("all threads are busy", || stuck.waiting() >= SLOW);
+        wait_until("all threads are busy", || stuck.waiting() >= SLOW);
         // What the store has is looked at before.
         let set = rustix::fs::setxattr(&last, "user.late", b"1", XattrFlags::empty());
         assert_eq!(set, Err(rustix::io::Errno::IO));
@@ -198,7 +191,7 @@ fn request_that_waits_for_a_thread_when_given_up_then_does_nothing() {
         }
     });
     let mounted = lab.mounted.as_ref().expect("mounted");
-    until("all have come to their ends", || mounted.stuck(Duration::ZERO).is_empty());
+    wait_until("all have come to their ends", || mounted.stuck(Duration::ZERO).is_empty());
     let found = rustix::fs::getxattr(&last, "user.late", &mut [0_u8; 8][..]);
     assert_eq!(found, Err(rustix::io::Errno::NODATA));
 }

@@ -85,11 +85,11 @@ impl Pool {
         self.wrap(kept)
     }
 
-    /// As [`Pool::take`], but only while fewer than `limit` are in use; waits up to `patience`.
-    pub fn take_within(self: &Arc<Self>, limit: usize, patience: Duration) -> Option<Buffer> {
+    /// As [`Pool::take`], but only while fewer than `limit` are in use; waits up to `timeout`.
+    pub fn take_within(self: &Arc<Self>, limit: usize, timeout: Duration) -> Option<Buffer> {
         let mut state = self.state.lock();
         if state.in_use >= limit {
-            self.returned.wait_for(&mut state, patience);
+            self.returned.wait_for(&mut state, timeout);
         }
         if state.in_use >= limit {
             return None;

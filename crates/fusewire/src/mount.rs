@@ -21,7 +21,7 @@ use crate::options::Options;
 
 const FUSERMOUNT: &str = "fusermount3";
 /// How long fusermount3 may take to hand over the device.
-const PATIENCE: Duration = Duration::from_secs(20);
+const FUSERMOUNT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mounted file system whose requests nobody reads yet. Dropping it unmounts lazily.
 #[derive(Debug)]
@@ -168,7 +168,7 @@ fn mount_through_fusermount(path: &Path, options: &Options) -> Result<OwnedFd> {
     let failed =
         |message: String| Error::Fusermount { path: path.into(), message: message.trim().into() };
     let (ours, theirs) = UnixStream::pair().map_err(Error::io("making a socket pair"))?;
-    ours.set_read_timeout(Some(PATIENCE)).map_err(Error::io("setting a time-out"))?;
+    ours.set_read_timeout(Some(FUSERMOUNT_TIMEOUT)).map_err(Error::io("setting a time-out"))?;
     let child = Command::new(FUSERMOUNT)
         .arg("-o")
         .arg(fusermount_options(options))

@@ -17,7 +17,7 @@ pub const MAXIMUM_MINOR: u32 = 45;
 
 const MAJOR: u32 = 7;
 /// How long the kernel may take to send INIT after the mount; it does so at once.
-const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const INIT_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Pages per request without `MAX_PAGES`.
 const DEFAULT_PAGES: u32 = 32;
 const PAGE: u32 = 4096;
@@ -57,7 +57,7 @@ pub(crate) fn handshake(device: BorrowedFd<'_>, options: &Options) -> Result<Neg
     // A kernel of a later major version sends INIT again once it knows ours.
     for _ in 0..3 {
         let mut ready = [PollFd::new(&device, PollFlags::IN)];
-        match poll(&mut ready, Some(&PATIENCE)) {
+        match poll(&mut ready, Some(&INIT_TIMEOUT)) {
             Ok(0) => return Err(Error::Handshake("none came".into())),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::io("waiting for INIT")(error.into())),

@@ -15,7 +15,7 @@ use crate::handler::Handler;
 use crate::session::End;
 
 /// How long a reader waits for a buffer before it looks whether it shall park.
-const BUFFER_PATIENCE: Duration = Duration::from_millis(20);
+const BUFFER_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How often in a row a thread that takes requests tries again after an error that nobody expects, as when the kernel has
 /// no memory for a moment, and how long it waits before.
@@ -50,7 +50,7 @@ impl<H: Handler> Reader<H> {
             // Before reading: with a request in hand there is no way back.
             let pool = self.dispatch.connection.large_pool();
             let Some(mut buffer) =
-                kept.take().or_else(|| pool.take_within(self.buffer_limit, BUFFER_PATIENCE))
+                kept.take().or_else(|| pool.take_within(self.buffer_limit, BUFFER_TIMEOUT))
             else {
                 continue;
             };

@@ -171,7 +171,7 @@ impl<H: Handler> Session<H> {
         let entries: usize = queues.iter().map(|(queue, _)| queue.depth()).sum();
         let buffer_limit = self.options.large_requests + readers + entries;
         // On failure `running` is dropped, which unmounts and so ends the threads before.
-        let on_rings = running.start_workers(&dispatch, readers, inherited, (queues, parts))?;
+        let on_rings = running.start_workers(&dispatch, readers, inherited, queues, parts)?;
         let must = self.options.transport == Transport::Uring || inherited != HandedOver::Nothing;
         if must && entries > 0 && !on_rings {
             let source = io::Error::other("the kernel refused the rings");
@@ -250,14 +250,15 @@ impl Running {
         dispatch: &Dispatch<H>,
         first: usize,
         inherited: HandedOver,
-        (queues, parts): (Vec<(Arc<Queue>, Ring)>, Option<RingParts>),
+        queues: Vec<(Arc<Queue>, Ring)>,
+        parts: Option<RingParts>,
     ) -> Result<bool> {
         let count = queues.len();
         let known: Vec<_> = queues.iter().map(|(queue, _)| Arc::clone(queue)).collect();
         let (sender, outcomes) = std::sync::mpsc::channel();
-        for (cpu, queue) in queues.into_iter().enumerate() {
+        for (cpu, (queue, ring)) in queues.into_iter().enumerate() {
             let (gate, sender) = (Arc::clone(&self.gate), sender.clone());
-            let worker = Worker::new(dispatch.clone(), gate, first + cpu, inherited, queue);
+            let worker = Worker::new(dispatch.clone(), gate, first + cpu, inherited, queue, ring);
             self.gate.enter();
             if inherited != HandedOver::Nothing {
                 dispatch.connection.falls_behind();

@@ -60,7 +60,7 @@ pub(crate) const RECORD: u8 = b'I';
 pub(crate) const XATTR: u8 = b'X';
 pub(crate) const ENTRY: u8 = b'D';
 pub(crate) const NAME: u8 = b'F';
-pub(crate) const GHOST: u8 = b'B';
+pub(crate) const STALE_NAME: u8 = b'B';
 pub(crate) const QUEUE: u8 = b'Q';
 pub(crate) const ORPHAN: u8 = b'O';
 pub(crate) const HARD_LINK: u8 = b'H';
@@ -71,7 +71,7 @@ pub(crate) const MAIL: u8 = b'M';
 pub(crate) const LOCKS: u8 = b'K';
 pub(crate) const COPIES: u8 = b'R';
 pub(crate) const TAKEN: u8 = b'T';
-pub(crate) const ESTATE: u8 = b'E';
+pub(crate) const NODE_STATUS: u8 = b'E';
 pub(crate) const ORDER: u8 = b'C';
 pub(crate) const TIMES: u8 = b'W';
 pub(crate) const IMPORTS: u8 = b'V';
@@ -254,7 +254,7 @@ pub(crate) fn stale_inodes_of_name(partition: u16, dir: Ino, name: &[u8]) -> Key
 
 /// The prefix of a directory's stale names in a partition.
 pub(crate) fn stale_names(partition: u16, dir: Ino) -> Key {
-    numbered(partition, GHOST, dir.0)
+    numbered(partition, STALE_NAME, dir.0)
 }
 
 /// When entries of a directory in this partition were last changed.
@@ -333,12 +333,12 @@ pub(crate) fn members() -> Key {
 
 /// What a node has to bring to the backing store.
 pub(crate) fn node_status(node: u16) -> Key {
-    numbered(NODES, ESTATE, node.into())
+    numbered(NODES, NODE_STATUS, node.into())
 }
 
 /// The prefix of that of all nodes.
 pub(crate) fn node_statuses() -> Key {
-    Key::new(NODES, &[ESTATE])
+    Key::new(NODES, &[NODE_STATUS])
 }
 
 /// The order to leave.

@@ -28,9 +28,9 @@ fn read_when_no_replica_has_what_it_saw_then_it_is_not_answered() {
         Redis::open(&address, &options).unwrap()
     };
     // Who may be waited for, and who has to give up.
-    let (patient, reader) = (open(Duration::from_secs(60)), open(Duration::from_millis(600)));
+    let (waiter, reader) = (open(Duration::from_secs(60)), open(Duration::from_millis(600)));
     let key = || MiniTransaction::reading(vec![Key::new(1, b"a")]);
-    assert_eq!(patient.execute(&key()).unwrap(), Outcome::Committed(vec![None]));
+    assert_eq!(waiter.execute(&key()).unwrap(), Outcome::Committed(vec![None]));
     servers.freeze(1, true);
     // Somebody else's change, which a fail-over would take back.
     let other = Redis::open(&address, &RedisOptions::default()).unwrap();
@@ -45,8 +45,8 @@ fn read_when_no_replica_has_what_it_saw_then_it_is_not_answered() {
     let seen = reader.execute(&swap);
     assert!(matches!(seen, Err(EngineError::Unknown { .. })), "{seen:?}");
     servers.freeze(1, false);
-    assert_eq!(patient.execute(&key()).unwrap(), Outcome::Committed(vec![Some(b"1".to_vec())]));
-    assert_eq!(patient.execute(&swap).unwrap(), Outcome::Conflict);
+    assert_eq!(waiter.execute(&key()).unwrap(), Outcome::Committed(vec![Some(b"1".to_vec())]));
+    assert_eq!(waiter.execute(&swap).unwrap(), Outcome::Conflict);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use forebay_meta::{
     Compare, Engine, EngineError, Error, Expect, FileKind, Ino, Key, MetaStore, MiniTransaction,
     NameIn, NewInode, Options, Outcome, Queue, Redis, RedisOptions, RenameFlags, Timestamp, Write,
 };
+use forebay_testing::wait_until;
 use linearize::{Event, Op, is_linearizable};
 use parking_lot::Mutex;
 use servers::Servers;
@@ -431,7 +432,7 @@ fn operations_on_files_of_a_namespace_then_take_one_round_trip_each() {
     // With nothing in the caches.
     drop(store);
     let store = MetaStore::open(Box::new(engine.clone()), &Options::default()).unwrap();
-    wait_for(|| engine.watch(dir.partition()).is_some());
+    wait_until("the partition is watched", || engine.watch(dir.partition()).is_some());
     assert_eq!(cost(&|| drop(store.get(dir).unwrap())), 1);
     assert_eq!(cost(&|| assert!(store.lookup(dir, b"a").unwrap().is_some())), 2);
     assert_eq!(cost(&|| drop(store.lookup(dir, b"a").unwrap())), 0);
@@ -505,7 +506,7 @@ fn processes_when_two_change_one_tree_then_it_stays_sound_and_each_sees_the_othe
     let file = one.create(dirs[0], b"shared", NewInode::new(FileKind::Regular, 0o644, 1, 1), now);
     let ino = file.unwrap().ino;
     for perm in [0o600, 0o640, 0o755] {
-        wait_for(|| two_engine.watch(ino.partition()).is_some());
+        wait_until("the partition is watched", || two_engine.watch(ino.partition()).is_some());
         sleep_ms(20);
         two.get(ino).unwrap();
         let before = two_engine.requests();
@@ -516,10 +517,10 @@ fn processes_when_two_change_one_tree_then_it_stays_sound_and_each_sees_the_othe
             Queue::Yes
         };
         one.update(ino, Some(now), change).unwrap();
-        wait_for(|| two.get(ino).unwrap().attr.perm == perm);
+        wait_until("the change is seen", || two.get(ino).unwrap().attr.perm == perm);
     }
     two.unlink(dirs[0], b"shared", now, false).unwrap();
-    wait_for(|| one.lookup(dirs[0], b"shared").unwrap().is_none());
+    wait_until("the other one is seen", || one.lookup(dirs[0], b"shared").unwrap().is_none());
     assert!(one_engine.requests() > 100);
 }
 
@@ -549,7 +550,7 @@ fn password_then_opens_and_a_wrong_one_is_refused() {
     let open = |login: &str| Redis::open(&format!("redis://{login}127.0.0.1:{port}/t"), &options);
     let engine = open(":se:cr%40t@").unwrap();
     engine.execute(&put(1, b"a", b"1")).unwrap();
-    wait_for(|| engine.watch(1).is_some());
+    wait_until("the partition is watched", || engine.watch(1).is_some());
     let user = ["ACL", "SETUSER", "fb", "on", ">word", "~fb*", "&*", "+@all"];
     servers.command(0, &user);
     open("fb:word@").unwrap().execute(&put(1, b"a", b"2")).unwrap();
@@ -610,7 +611,7 @@ fn tls_then_encrypts_and_nobody_unknown_gets_in() {
     let engine = Redis::open(&address, &known).unwrap();
     engine.execute(&put(1, b"a", b"1")).unwrap();
     assert_eq!(read(&engine, 1, b"a").unwrap(), b"1");
-    wait_for(|| engine.watch(1).is_some());
+    wait_until("the partition is watched", || engine.watch(1).is_some());
     // A stranger to the server, a server that is a stranger, and no TLS at all.
     let without_certificate = RedisOptions { tls_client: None, ..known.clone() };
     let without_root = RedisOptions { tls_root: None, ..known.clone() };
@@ -665,7 +666,9 @@ fn cache_when_its_primary_dies_then_never_shows_what_is_older_than_the_lease() {
         ..RedisOptions::default()
     };
     let (writer, reader) = (servers.open("t", &options), servers.open("t", &options));
-    wait_for(|| (0..100).all(|partition| reader.watch(partition).is_some()));
+    wait_until("the partition is watched", || {
+        (0..100).all(|partition| reader.watch(partition).is_some())
+    });
     // Every acknowledged value and when.
     let acknowledged = Mutex::new(vec![(Instant::now(), 0u64)]);
     let stop = AtomicBool::new(false);
@@ -710,11 +713,11 @@ fn cache_when_its_primary_dies_then_never_shows_what_is_older_than_the_lease() {
         assert!(hits > 50 && misses > 20, "{hits} hits, {misses} misses");
     });
     // Where the replica took over, every change is told again, at once.
-    wait_for(|| reader.watch(0).is_some());
+    wait_until("the partition is watched", || reader.watch(0).is_some());
     for n in 0..100u64 {
         let stamp = reader.watch(0).unwrap();
         writer.execute(&put(0, b"n", &n.to_be_bytes())).unwrap();
-        wait_for(|| reader.watch(0) != Some(stamp));
+        wait_until("the change is heard of", || reader.watch(0) != Some(stamp));
     }
     let others = (1..100).filter(|partition| servers.owner(*partition) != servers.owner(0));
     let other = others.into_iter().next().unwrap();
@@ -722,12 +725,4 @@ fn cache_when_its_primary_dies_then_never_shows_what_is_older_than_the_lease() {
     writer.execute(&put(0, b"n", b"........")).unwrap();
     sleep_ms(50);
     assert_eq!(reader.watch(other), Some(stamp), "changes elsewhere cost nothing");
-}
-
-fn wait_for(done: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < end, "in vain");
-        sleep_ms(5);
-    }
 }

@@ -25,7 +25,7 @@ struct Process {
     engine: Arc<Memory>,
     requests: AtomicU64,
     left: AtomicI64,
-    /// The last one takes effect, but nobody hears of it.
+    /// The last one takes effect, but its caller gets no answer.
     half: bool,
 }
 

@@ -17,7 +17,7 @@ const NOW: Timestamp = Timestamp { sec: 7, nsec: 0 };
 struct Dying {
     engine: Arc<Memory>,
     left: AtomicI64,
-    /// The last one takes effect, but nobody hears of it.
+    /// The last one takes effect, but its caller gets no answer.
     half: bool,
 }
 

@@ -66,7 +66,7 @@ struct State {
     pending: usize,
     numbers: u64,
     answers: HashMap<u64, i64>,
-    ledger: FileState,
+    file_state: FileState,
     /// The file is at least so long.
     known: u64,
     /// Which opening of the file in the machine is in use.
@@ -99,12 +99,16 @@ impl Group {
         id: u64,
         me: usize,
         ranks: Vec<i32>,
-        (descriptor, lanes): (OwnedFd, Option<Lanes>),
+        descriptor: OwnedFd,
+        lanes: Option<Lanes>,
         options: &Options,
     ) -> Option<Self> {
         let (slots, size) = (options.slots, options.page_size);
         let pool = match &lanes {
-            Some(lanes) => Pool::shared(slots, size, me as u32, lanes.memory())?,
+            Some(lanes) => {
+                let (memory, shape) = lanes.memory();
+                Pool::shared(slots, size, me as u32, memory, shape)?
+            }
             None => Pool::new(slots, size)?,
         };
         let state = State {
@@ -120,7 +124,7 @@ impl Group {
             pending: 0,
             numbers: 0,
             answers: HashMap::new(),
-            ledger: FileState::default(),
+            file_state: FileState::default(),
             known: 0,
             file: File(0),
             durable: false,
@@ -170,7 +174,7 @@ impl Group {
     pub fn open(&self, length: u64) {
         let mut state = lock(&self.state);
         state.file = File(state.file.0.wrapping_add(1));
-        (state.ledger.length, state.known) = (length, length);
+        (state.file_state.length, state.known) = (length, length);
         let file = state.file;
         self.step(&mut state, Event::Open { file, length }, &[], false);
     }
@@ -277,7 +281,7 @@ impl Group {
     pub fn ask(&self, ask: Ask) -> i64 {
         let mut state = lock(&self.state);
         if self.me == 0 {
-            return answer(&mut state.ledger, &ask);
+            return answer(&mut state.file_state, &ask);
         }
         let number = state.numbers;
         state.numbers += 1;
@@ -369,7 +373,7 @@ impl Group {
                 self.step(&mut state, event, bytes, stores);
             }
             Envelope::Question { number, ask } => {
-                let value = answer(&mut state.ledger, &ask);
+                let value = answer(&mut state.file_state, &ask);
                 let envelope = Post::head(self.id, &Envelope::Answer { number, value });
                 self.dispatch(rank, envelope);
             }
@@ -523,19 +527,19 @@ impl State {
     }
 }
 
-fn answer(ledger: &mut FileState, ask: &Ask) -> i64 {
+fn answer(file_state: &mut FileState, ask: &Ask) -> i64 {
     match ask {
         Ask::Grow { end } => {
-            ledger.length = ledger.length.max(*end);
-            ledger.length as i64
+            file_state.length = file_state.length.max(*end);
+            file_state.length as i64
         }
         Ask::Advance { by } => {
-            let at = ledger.shared;
-            ledger.shared = at.saturating_add(*by);
+            let at = file_state.shared;
+            file_state.shared = at.saturating_add(*by);
             at
         }
         Ask::Point { at } => {
-            ledger.shared = *at;
+            file_state.shared = *at;
             *at
         }
     }

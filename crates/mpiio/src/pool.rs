@@ -40,7 +40,8 @@ impl Pool {
         slots: u32,
         slot: u32,
         me: u32,
-        (memory, shape): (&Arc<Memory>, Shape),
+        memory: &Arc<Memory>,
+        shape: Shape,
     ) -> Option<Self> {
         let bytes = (slots as usize).checked_mul(slot as usize)?;
         let at = memory.at(shape.pool(me), bytes as u64)?;

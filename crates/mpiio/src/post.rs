@@ -57,7 +57,7 @@ impl Post {
         }
     }
 
-    /// Letters for this group are handed to it from now on.
+    /// Messages for this group are handed to it from now on.
     pub fn register(&self, group: &Arc<Group>) {
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
         groups.insert(group.id, Arc::clone(group));
@@ -66,7 +66,7 @@ impl Post {
         }
     }
 
-    /// Letters for it are thrown away from now on.
+    /// Messages for it are thrown away from now on.
     pub fn forget(&self, group: u64) {
         self.groups.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
         self.near.write().unwrap_or_else(PoisonError::into_inner).retain(|it| it.id != group);

@@ -129,9 +129,9 @@ impl Runtime {
             Settings { page_size: number(8), slots: number(12), paper: said[16] != 0, ..settings };
         let (me, first) = (opening.rank as usize, opening.rank == 0);
         let token = said[17..].first_chunk().filter(|_| !first || drawn).copied();
-        let lanes = self.lanes(opening, comm, &ranks, &descriptor, (settings, token))?;
+        let lanes = self.lanes(opening, comm, &ranks, &descriptor, settings, token)?;
         let options = settings.options(lanes.is_some());
-        let group = Group::new(&self.post, id, me, ranks, (descriptor, lanes), &options);
+        let group = Group::new(&self.post, id, me, ranks, descriptor, lanes, &options);
         let group = Arc::new(group.ok_or(Error::Failed)?);
         let length = if first { length_of(&group)? } else { 0 };
         let length = u64::from_le_bytes(self.post.mpi.share(comm, length.to_le_bytes())?);
@@ -151,7 +151,8 @@ impl Runtime {
         comm: Handle,
         ranks: &[i32],
         descriptor: &OwnedFd,
-        (settings, token): (Settings, Option<[u8; 16]>),
+        settings: Settings,
+        token: Option<[u8; 16]>,
     ) -> Result<Option<Lanes>, Error> {
         let (me, pool) = (opening.rank as u32, settings.pool_size());
         let wanted = |token| Wanted {

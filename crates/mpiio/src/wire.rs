@@ -308,7 +308,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn letter_when_written_then_read_back_with_what_follows(
+        fn message_when_written_then_read_back_with_what_follows(
             message in message(),
             tail in proptest::collection::vec(any::<u8>(), 0..9),
         ) {
@@ -322,7 +322,7 @@ mod tests {
         }
 
         #[test]
-        fn letter_when_bytes_are_arbitrary_then_no_panic(
+        fn message_when_bytes_are_arbitrary_then_no_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             let mut rest = bytes.as_slice();

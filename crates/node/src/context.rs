@@ -92,7 +92,7 @@ impl GivenUp {
     /// with the file in hand, so that newer ones come after it.
     ///
     /// # Errors
-    /// `EINTR`, which nobody hears, if it was given up.
+    /// `EINTR` if it was given up; nobody waits for that answer any more.
     pub(crate) fn check(&self, context: &Context) -> Result<()> {
         let number = context.waiter.map_or(0, Waiter::number);
         if number != 0 && self.0.lock().contains(&number) {

@@ -104,7 +104,7 @@ pub struct OpenHandle {
     /// Whether writes go to the end of the file.
     #[prost(bool, tag = "9")]
     pub append: bool,
-    /// By way of which node it is used, 0 if the file is here.
+    /// The node that its reads and writes are forwarded to, 0 if the file is here.
     #[prost(uint32, tag = "10")]
     pub owner_node: u32,
     /// That node's start.

@@ -15,7 +15,7 @@ use crate::residency::files::FileRef;
 use crate::residency::shares::{Share, Shares};
 use crate::stream::OpenStream;
 
-/// By way of whom an open file is read and written, if not here.
+/// The node that reads and writes of an open file are forwarded to, if they are.
 #[derive(Default)]
 pub(crate) struct Remote {
     pub on: AtomicBool,
@@ -27,12 +27,12 @@ impl Remote {
         Remote { on: AtomicBool::new(true), owner: Mutex::new(Some(owner)) }
     }
 
-    /// By way of whom the file is read and written, if not here.
+    /// The node that reads and writes are forwarded to, if they are.
     pub(crate) fn owner(&self) -> Option<Incarnation> {
         if self.is_on() { *self.owner.lock() } else { None }
     }
 
-    /// Whether the file is read and written by way of another node. If not now, never again.
+    /// Whether reads and writes are forwarded to another node. If not now, never again.
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
@@ -108,7 +108,7 @@ pub struct Handle {
     pub(crate) seen: Seen,
     /// Whether it keeps the file on this node ([`crate::cluster::WritePin`]), as it may write it.
     pub(crate) held: AtomicBool,
-    /// By way of which node the file is read and written, if it is not here.
+    /// The node that reads and writes are forwarded to, if the file is not here.
     pub(crate) remote: Remote,
     /// What its reader reads along, if it is a stream; of one that was another daemon's, once it is
     /// admitted here.

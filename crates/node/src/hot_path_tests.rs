@@ -7,6 +7,7 @@ use forebay_types::Ino;
 
 use crate::config::{NodeConfig, TierConfig};
 use crate::context::{AtOnce, Context};
+use crate::namespace::NewFile;
 use crate::node::Node;
 
 #[test]
@@ -30,7 +31,13 @@ fn go_on_while_shared_locks_are_held(recorded: bool) {
     }
     let daemon = Context::DAEMON;
     let open = |name: &[u8]| {
-        let made = node.create_and_open(&daemon, Ino::ROOT, name, (0o644, 0), libc::O_RDWR);
+        let made = node.create_and_open(
+            &daemon,
+            Ino::ROOT,
+            name,
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        );
         let (stat, opened) = made.expect("create");
         node.write(&daemon, opened.fh, 0, &[1; 8192]).expect("fill");
         (stat.ino, opened.fh)

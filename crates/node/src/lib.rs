@@ -77,12 +77,13 @@ pub use hand_over_state::{
 pub use kernel::Kernel;
 pub use lifecycle::members::check_tiers;
 pub use namespace::paths::{Coverage, Whereabouts};
-pub use namespace::{DirEntry, NAME_MAX, SetAttr, SetTime, Statfs};
+pub use namespace::{DirEntry, NAME_MAX, NewFile, SetAttr, SetTime, Statfs};
 pub use node::Node;
 pub use patterns::{PatternRow, PatternTask, Patterns, RecordedTask, SimilarTasks};
 pub use pool::{Pool, Refused, Urgency};
 pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use requests::hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};
+pub use requests::ranges::FilePosition;
 pub use stat::Stat;
 pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
 pub use trace::{Opening, Recorded};

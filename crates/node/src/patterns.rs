@@ -112,7 +112,7 @@ pub(crate) struct Tally(AtomicU64);
 
 const COUNT_BITS: u32 = 16;
 const SLOT_BITS: u32 = 12;
-const MOST: u64 = (1 << COUNT_BITS) - 1;
+const MAX: u64 = (1 << COUNT_BITS) - 1;
 
 impl Tally {
     fn key(piece: u64, write: bool, slot: u64) -> u64 {
@@ -124,17 +124,17 @@ impl Tally {
     fn add(&self, key: u64, count: u64) -> Option<u64> {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
-            let same = now & !MOST == key && (now & MOST) + count <= MOST;
-            let new = if same { now + count } else { key | count.min(MOST) };
+            let same = now & !MAX == key && (now & MAX) + count <= MAX;
+            let new = if same { now + count } else { key | count.min(MAX) };
             match self.0.compare_exchange_weak(now, new, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return (!same && now & MOST > 0).then_some(now),
+                Ok(_) => return (!same && now & MAX > 0).then_some(now),
                 Err(found) => now = found,
             }
         }
     }
 
     fn take(&self) -> Option<u64> {
-        Some(self.0.swap(0, Ordering::Relaxed)).filter(|packed| packed & MOST > 0)
+        Some(self.0.swap(0, Ordering::Relaxed)).filter(|packed| packed & MAX > 0)
     }
 }
 
@@ -185,7 +185,7 @@ impl Recorder {
         }
         let row = packed >> (COUNT_BITS + SLOT_BITS);
         let what = if row & 1 == 1 { What::Write } else { What::Read };
-        let count = (packed & MOST) as u32;
+        let count = (packed & MAX) as u32;
         self.send(Event { at, fh, ino, piece: row >> 1, count, pid, group: 0, what, here: true });
     }
 
@@ -396,13 +396,13 @@ mod tests {
                     for turn in 0..10_000 {
                         let key = Tally::key((thread + turn / 7) % 3, turn % 2 == 0, turn / 100);
                         if let Some(packed) = tally.add(key, 2) {
-                            left.fetch_add(packed & MOST, Ordering::Relaxed);
+                            left.fetch_add(packed & MAX, Ordering::Relaxed);
                         }
                     }
                 });
             }
         });
-        let rest = tally.take().map_or(0, |packed| packed & MOST);
+        let rest = tally.take().map_or(0, |packed| packed & MAX);
         assert_eq!(left.into_inner() + rest, 4 * 10_000 * 2);
         assert_eq!(tally.take(), None);
     }
@@ -412,9 +412,9 @@ mod tests {
         let tally = Tally::default();
         let key = Tally::key(1 << 34, true, 5000);
         assert_eq!(tally.add(key, 3), None);
-        assert_eq!(tally.add(key, MOST - 3), None);
+        assert_eq!(tally.add(key, MAX - 3), None);
         let packed = tally.add(key, 1).expect("full");
-        assert_eq!(packed & MOST, MOST);
+        assert_eq!(packed & MAX, MAX);
         assert_eq!(packed >> (COUNT_BITS + SLOT_BITS), (1 << 34) << 1 | 1);
         assert!(tally.add(Tally::key(0, true, 5000), 1).is_some());
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use forebay_node::{Ino, SetAttr, SetTime, Timestamp, WritebackPolicy};
+use forebay_node::{Ino, NewFile, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::Transparent;
 use rig::passing::{Map, PassingRig, Program};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random, same};
@@ -284,9 +284,9 @@ fn directories_when_synced_beside_a_write_back_then_have_their_times_below() {
         let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, name.as_bytes(), 0o755, 0o022).unwrap();
         for file in 0..8_u32 {
             let file = format!("f{file}");
-            let (mode, flags) = ((0o644, 0o022), libc::O_RDWR);
+            let (new, flags) = (NewFile { mode: 0o644, umask: 0o022 }, libc::O_RDWR);
             let opened =
-                rig.node().create_and_open(&CONTEXT, made.ino, file.as_bytes(), mode, flags);
+                rig.node().create_and_open(&CONTEXT, made.ino, file.as_bytes(), new, flags);
             let fh = opened.unwrap().1.fh;
             rig.write(fh, 0, b"content");
             rig.node().release(fh);

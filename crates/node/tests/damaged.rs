@@ -5,12 +5,13 @@
 mod rig;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Queue};
 use forebay_node::{CheckRequest, Checked, NameIn, SetAttr, check};
 use forebay_store::tier::DirTier;
 use forebay_store::{Header, Tier};
+use forebay_testing::{LIMIT, wait_for};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
 const HEADER: &str = "user.forebay";
@@ -358,12 +359,9 @@ fn lost_file_when_it_is_replaced_in_any_way_then_it_is_the_new_one() {
             }
         }
         assert_eq!(read(&rig, "file"), Ok(b"new".to_vec()), "{way}");
-        let until = Instant::now() + Duration::from_secs(10);
-        while node.residency().lost_files().files > 0 {
-            // A replaced file can still be opened for a moment.
-            assert!(Instant::now() < until, "{way}: {:?}", node.residency().lost_files());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        // A replaced file can still be opened for a moment.
+        let lost = || node.residency().lost_files();
+        assert!(wait_for(LIMIT, || lost().files == 0), "{way}: {:?}", lost());
         drop(node);
         rig.crash();
         rig.start();

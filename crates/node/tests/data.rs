@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_node::{Ino, Node, NodeConfig, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::StoreError;
 use forebay_store::decorators::{Flaky, Operation, Rule, Stuck, Transparent, Verdict};
+use forebay_testing::{LIMIT, wait_for, wait_until};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random, same};
 
 /// What takes this long waits for a device that hangs.
@@ -40,12 +41,8 @@ fn file_that_is_there_in_part_when_opened_then_counts_as_a_miss_until_all_is_the
     };
     assert_eq!(opens(), (0, 1), "nothing is there");
     assert_eq!(opens(), (0, 2), "an object without bytes");
-    let until = Instant::now() + Duration::from_secs(60);
     same(&rig.get("large"), &noise(1, 3 * MIB), "read");
-    while opens().0 == 0 {
-        assert!(Instant::now() < until, "it never becomes whole");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("it becomes whole", || opens().0 > 0);
     let (hits, misses) = opens();
     assert_eq!(opens(), (hits + 1, misses), "all is there");
 }
@@ -272,12 +269,9 @@ fn two_tiers_when_the_first_is_full_then_objects_move_down_and_sizes_hold() {
             rig.put(&format!("f{id}"), &noise(id, 300_000));
         }
     });
-    let until = Instant::now() + Duration::from_secs(5);
-    while rig.node().tier_reports()[1].objects == 0 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let comes = wait_for(LIMIT, || rig.node().tier_reports()[1].objects > 0);
     let reports = rig.node().tier_reports();
-    assert!(reports[1].objects > 0, "{reports:?}");
+    assert!(comes, "{reports:?}");
     assert!(reports.iter().all(|tier| tier.used <= tier.size), "{reports:?}");
     for id in 0..12 {
         same(&rig.get(&format!("f{id}")), &noise(id, 300_000), "on either tier");
@@ -313,15 +307,11 @@ fn write_on_eviction_when_room_is_needed_then_files_are_written_back() {
     for id in 0..8 {
         rig.put(&format!("f{id}"), &noise(id, 300_000));
     }
-    let until = Instant::now() + Duration::from_secs(10);
     let whole = |id: u64| {
         let path = rig.backing().join(format!("f{id}"));
         std::fs::metadata(path).is_ok_and(|found| found.len() == 300_000)
     };
-    while !(0..8).any(whole) {
-        assert!(Instant::now() < until, "nothing was written back");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("something is written back", || (0..8).any(whole));
     assert!(!(0..8).all(whole), "only what must make room is written");
 }
 

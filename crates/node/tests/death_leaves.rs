@@ -4,10 +4,10 @@
 mod rig;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, SetAttr};
 use forebay_store::decorators::Transparent;
+use forebay_testing::{LIMIT, wait_for};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -52,11 +52,7 @@ fn spilled_file_when_removed_while_nobody_uses_it_then_its_spill_file_goes() {
     assert!(!spilled_names(&rig).is_empty(), "some of it went past the tier");
     rig.node().release(fh);
     rig.node().unlink(&CONTEXT, Ino::ROOT, b"new").unwrap();
-    let until = Instant::now() + Duration::from_secs(10);
-    while !spilled_names(&rig).is_empty() {
-        assert!(Instant::now() < until, "{:?}", spilled_names(&rig));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    assert!(wait_for(LIMIT, || spilled_names(&rig).is_empty()), "{:?}", spilled_names(&rig));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use forebay_node::{Ino, NameIn, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::Transparent;
+use forebay_testing::wait_until;
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// A node that looks at the backing store each time.
@@ -40,7 +41,7 @@ fn look(rig: &Rig, ino: Ino) {
     for _ in 0..2 {
         drop(node.getattr(&CONTEXT, ino));
         drop(node.lookup(&CONTEXT, Ino::ROOT, b"file"));
-        drop(node.read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut |_| true));
+        drop(node.read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |_| true));
     }
 }
 
@@ -159,13 +160,11 @@ fn directory_when_an_empty_one_is_in_its_place_at_a_start_then_what_is_dirty_is_
     std::fs::rename(below("away"), below("sub")).unwrap();
     rig.start();
     // A directory that was listed rests for a while before it is looked at again.
-    let until = std::time::Instant::now() + Duration::from_secs(30);
-    while find(&rig, b"clean").is_none() {
-        assert!(std::time::Instant::now() < until, "all of it is seen again");
-        std::thread::sleep(Duration::from_millis(5));
+    wait_until("all of it is seen again", || {
         look(&rig, rig.ino("sub"));
-        drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), (0, 100), true, &mut |_| true));
-    }
+        drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), 0, 100, true, &mut |_| true));
+        find(&rig, b"clean").is_some()
+    });
     rig.drain();
     assert!(rig.plain("sub/file") == noise(1, 20_000), "nothing of what came back is touched");
     assert!(rig.plain("under/file") == ours, "what was written then is covered");
@@ -265,18 +264,12 @@ fn file_of_others_under_a_name_that_goes_again_before_it_is_written_then_it_is_s
             names.push(entry.name.to_vec());
             true
         };
-        rig.node().read_dir(&CONTEXT, Ino::ROOT, (0, 100), true, &mut note).unwrap();
+        rig.node().read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut note).unwrap();
         names.contains(&name.as_bytes().to_vec())
     };
     // A directory that was listed rests for a multiple of the time that this took, before it is looked
     // at again.
-    let appears = |name: &str| {
-        let until = std::time::Instant::now() + Duration::from_secs(30);
-        while !listed(name) {
-            assert!(std::time::Instant::now() < until, "{name} is not seen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let appears = |name: &str| wait_until(name, || listed(name));
     assert!(!listed("file"));
     rig.put("file", b"ours");
     std::fs::write(rig.backing().join("file"), b"of others").unwrap();
@@ -306,11 +299,7 @@ fn partly_resident_and_changed(in_place: bool, extents: usize) -> (Rig, Vec<u8>)
         let read = rig.node().read(&CONTEXT, fh, at % extents as u64 * 65_536, &mut buffer);
         assert_eq!(read.unwrap(), buffer.len());
     }
-    let until = std::time::Instant::now() + Duration::from_secs(10);
-    while rig.used() < 65_536 && std::time::Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert!(rig.used() >= 65_536, "nothing of it is resident");
+    wait_until("something of it is resident", || rig.used() >= 65_536);
     rig.node().release(fh);
     std::thread::sleep(Duration::from_millis(100));
     let new = vec![b'2'; 700 << 10];
@@ -621,11 +610,7 @@ fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_a
     let read = rig.node().read(&CONTEXT, fh, 2 << 20, &mut [0; 100]);
     assert!(matches!(read, Err(forebay_node::NodeError::RestGone)), "{read:?}");
     rig.node().release(fh);
-    let until = std::time::Instant::now() + Duration::from_secs(30);
-    while rig.node().writeback().conflicts().0 == 0 {
-        assert!(std::time::Instant::now() < until, "nobody is told");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("somebody is told", || rig.node().writeback().conflicts().0 > 0);
     // Nobody has come to it since: the next daemon tells it.
     rig.drain();
     rig.crash();
@@ -652,7 +637,7 @@ fn store_that_was_made_again_while_unmounted_when_nobody_else_uses_it_then_is_sh
             names.push(String::from_utf8_lossy(entry.name).into_owned());
             true
         };
-        rig.node().read_dir(&CONTEXT, ino, (0, 100), true, &mut take).unwrap();
+        rig.node().read_dir(&CONTEXT, ino, 0, 100, true, &mut take).unwrap();
         names.retain(|name| !name.starts_with('.'));
         names.sort();
         names

@@ -5,6 +5,7 @@ mod rig;
 
 use std::sync::Arc;
 
+use forebay_node::NewFile;
 use forebay_store::Tier;
 use forebay_store::decorators::{Transparent, VolatileTier};
 use parking_lot::Mutex;
@@ -125,7 +126,7 @@ fn writes_that_sync_by_themselves_when_the_power_goes_then_are_there_on_every_ki
                         &CONTEXT,
                         forebay_node::Ino::ROOT,
                         b"file",
-                        (0o644, 0o022),
+                        NewFile { mode: 0o644, umask: 0o022 },
                         libc::O_RDWR | flag,
                     );
                     made.unwrap().1.fh
@@ -141,7 +142,7 @@ fn writes_that_sync_by_themselves_when_the_power_goes_then_are_there_on_every_ki
                 let piece = noise(seed, 5000);
                 let data_only = flag == libc::O_DSYNC;
                 let node = machine.rig.node();
-                let written = node.write_durably(&CONTEXT, fh, (at, &piece), data_only).unwrap();
+                let written = node.write_durably(&CONTEXT, fh, at, &piece, data_only).unwrap();
                 assert_eq!(written, piece.len(), "{what}");
                 let end = at as usize + piece.len();
                 bytes.resize(bytes.len().max(end), 0);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, Node, NodeConfig, SetAttr};
+use forebay_node::{Ino, NameIn, NewFile, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random};
@@ -147,8 +147,13 @@ fn write(node: &Node, name: u64, at: u64, data: &[u8]) {
         Some(ino) => node.open(&CONTEXT, ino, libc::O_RDWR).unwrap().fh,
         None => {
             let (dir, name) = (Ino::ROOT, file_name(name));
-            let made =
-                node.create_and_open(&CONTEXT, dir, name.as_bytes(), (0o644, 0o022), libc::O_RDWR);
+            let made = node.create_and_open(
+                &CONTEXT,
+                dir,
+                name.as_bytes(),
+                NewFile { mode: 0o644, umask: 0o022 },
+                libc::O_RDWR,
+            );
             made.unwrap().1.fh
         }
     };

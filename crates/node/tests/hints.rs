@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::steward::log;
 use forebay_node::{
@@ -14,6 +14,7 @@ use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Verdict};
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, Tier};
+use forebay_testing::{LIMIT, wait_for};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -127,12 +128,8 @@ impl Rig {
         self.slow.read.load(Ordering::Relaxed)
     }
 
-    fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let until = Instant::now() + Duration::from_secs(60);
-        while !holds() {
-            assert!(Instant::now() < until, "{what}: {:?}", self.node.hint_reports());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    fn wait_until(&self, what: &str, holds: impl FnMut() -> bool) {
+        assert!(wait_for(LIMIT, holds), "{what}: {:?}", self.node.hint_reports());
     }
 }
 

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use forebay_node::{AtOnce, Context, Ino, Node, NodeConfig, TierConfig};
+use forebay_node::{AtOnce, Context, Ino, NewFile, Node, NodeConfig, TierConfig};
 
 struct Counting;
 
@@ -54,7 +54,13 @@ fn allocations_of_warm_accesses(recorded: bool) -> u64 {
     }
     let daemon = Context::DAEMON;
     let (_, opened) = node
-        .create_and_open(&daemon, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR)
+        .create_and_open(
+            &daemon,
+            Ino::ROOT,
+            b"file",
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        )
         .expect("create");
     let block = vec![7; 64 << 10];
     let mut buffer = vec![0; 64 << 10];

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use forebay_node::{Context, Ino, NameIn, Result, SetAttr, Waiter};
+use forebay_node::{Context, FilePosition, Ino, NameIn, NewFile, Result, SetAttr, Waiter};
 use forebay_store::decorators::{Operation, Stuck, Transparent};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -104,6 +104,10 @@ fn given_up_at<T: Send>(
         rig.node().forget_request(NUMBER);
         outcome
     })
+}
+
+fn start_of(fh: u64) -> FilePosition {
+    FilePosition { fh, offset: 0 }
 }
 
 #[test]
@@ -263,7 +267,7 @@ fn copy_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
     let outcome = given_up_at(
         "node.range.copy",
         &rig,
-        || rig.node().copy_range(&LATE, (from, 0), (to, 0), 3 * MIB),
+        || rig.node().copy_range(&LATE, start_of(from), start_of(to), 3 * MIB),
         || rig.write(to, 0, &newer),
     );
     assert!(outcome.is_err(), "{outcome:?}");
@@ -272,7 +276,7 @@ fn copy_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
     let (from, to) = (rig.open("from", libc::O_RDWR), rig.create("long"));
     let set = SetAttr { size: Some(200 * MIB), ..SetAttr::default() };
     rig.node().setattr(&CONTEXT, rig.ino("from"), &set).unwrap();
-    let copied = rig.node().copy_range(&CONTEXT, (from, 0), (to, 0), 200 * MIB).unwrap();
+    let copied = rig.node().copy_range(&CONTEXT, start_of(from), start_of(to), 200 * MIB).unwrap();
     assert!((MIB..100 * MIB).contains(&copied), "{copied} in one call");
 }
 
@@ -293,11 +297,14 @@ fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed(
         &|| node.rmdir(&LATE, root, b"dir").is_ok(),
         &|| node.link(&LATE, rig.ino("b"), root, b"c").is_ok(),
         &|| node.mkdir(&LATE, root, b"d", 0o755, 0).is_ok(),
-        &|| node.create_and_open(&LATE, root, b"e", (0o644, 0), libc::O_RDWR).is_ok(),
+        &|| {
+            node.create_and_open(&LATE, root, b"e", NewFile { mode: 0o644, umask: 0 }, libc::O_RDWR)
+                .is_ok()
+        },
     ];
     for (index, late) in late.into_iter().enumerate() {
         // Listed, so that it is compared, which hangs.
-        drop(rig.node().read_dir(&CONTEXT, root, (0, 100), false, &mut |_| true));
+        drop(rig.node().read_dir(&CONTEXT, root, 0, 100, false, &mut |_| true));
         // It counts as fresh for a moment.
         std::thread::sleep(Duration::from_millis(200));
         stuck.hang(&[Operation::Stat, Operation::List]);

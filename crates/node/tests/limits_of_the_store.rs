@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, Node, NodeError, Remaining};
+use forebay_node::{Ino, NameIn, NewFile, Node, NodeError, Remaining};
 use forebay_store::decorators::{FoldingBacking, Interceptor, Operation, Transparent, Verdict};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking};
@@ -95,15 +95,15 @@ fn extended_attribute_that_the_store_can_not_have_when_it_is_set_then_refused() 
 
 #[test]
 fn file_longer_than_the_store_can_have_when_drained_then_it_waits_and_its_length_is_named() {
-    const MOST: u64 = (1 << 33) + 4097;
+    const MAX: u64 = (1 << 33) + 4097;
     let by = Limited::new(|operation, bytes, _| match operation {
-        Operation::SetLen if bytes > MOST => Verdict::Fail(libc::EFBIG),
+        Operation::SetLen if bytes > MAX => Verdict::Fail(libc::EFBIG),
         _ => Verdict::Pass,
     });
     let rig = rig(&by);
     rig.put("other", b"bytes");
     let fh = rig.create("file");
-    rig.write(fh, MOST, b"a");
+    rig.write(fh, MAX, b"a");
     rig.node().release(fh);
     drain(&rig);
     assert_eq!(rig.plain("other"), b"bytes");
@@ -111,7 +111,7 @@ fn file_longer_than_the_store_can_have_when_drained_then_it_waits_and_its_length
     assert_eq!((named[0].path.as_slice(), named[0].what.as_str()), (&b"file"[..], "its length"));
     by.lift();
     rig.node().writeback().drain(Instant::now() + LIMIT, &mut |_| true).unwrap();
-    assert_eq!(std::fs::metadata(rig.backing().join("file")).unwrap().len(), MOST + 1);
+    assert_eq!(std::fs::metadata(rig.backing().join("file")).unwrap().len(), MAX + 1);
     assert!(refused(&rig).is_empty());
 }
 
@@ -255,8 +255,10 @@ fn directory_that_can_not_be_moved_when_drained_then_named_and_its_files_are_bel
     });
     let rig = rig(&by);
     let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
-    let made =
-        rig.node().create_and_open(&CONTEXT, dir, b"inside", (0o644, 0), libc::O_RDWR).unwrap();
+    let made = rig
+        .node()
+        .create_and_open(&CONTEXT, dir, b"inside", NewFile { mode: 0o644, umask: 0 }, libc::O_RDWR)
+        .unwrap();
     rig.write(made.1.fh, 0, b"inside");
     rig.node().release(made.1.fh);
     rig.put("beside", b"beside");
@@ -500,7 +502,13 @@ fn names_when_the_store_drops_their_ends_then_those_are_refused_at_the_call() {
     };
     for name in ["ends.", "ends ", "ends. .", "..."] {
         let name = name.as_bytes();
-        let made = node.create_and_open(&CONTEXT, root, name, (0o644, 0o022), libc::O_RDWR);
+        let made = node.create_and_open(
+            &CONTEXT,
+            root,
+            name,
+            NewFile { mode: 0o644, umask: 0o022 },
+            libc::O_RDWR,
+        );
         invalid(made.map(drop));
         invalid(node.mkdir(&CONTEXT, root, name, 0o755, 0o022).map(drop));
         invalid(node.symlink(&CONTEXT, root, name, b"plain").map(drop));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_node::metrics::Op;
 use forebay_node::{Ino, NodeError};
 use forebay_store::decorators::Transparent;
+use forebay_testing::wait_for;
 use rig::{CONTEXT, MIB, Rig};
 use rustix::io::Errno;
 
@@ -26,7 +27,7 @@ fn list(rig: &Rig, mut each: impl FnMut(Ino, &[u8])) {
     loop {
         let mut page = Vec::new();
         rig.node()
-            .read_dir(&CONTEXT, Ino::ROOT, (offset, 100), true, &mut |entry| {
+            .read_dir(&CONTEXT, Ino::ROOT, offset, 100, true, &mut |entry| {
                 offset = entry.offset;
                 page.push((entry.ino, entry.name.to_vec()));
                 page.len() < 100
@@ -99,15 +100,8 @@ fn memory_when_nobody_asks_for_anything_then_what_is_cached_goes_and_comes_back(
         let name = std::str::from_utf8(name).unwrap();
         assert_eq!(rig.size(name), 0);
     });
-    let until = Instant::now() + LIMIT;
-    while rig.node().writeback().cached_records() > 50 {
-        assert!(
-            Instant::now() < until,
-            "{} stay in memory",
-            rig.node().writeback().cached_records()
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let in_memory = || rig.node().writeback().cached_records();
+    assert!(wait_for(LIMIT, || in_memory() <= 50), "{} stay in memory", in_memory());
     let mut listed = 0;
     list(&rig, |_, _| listed += 1);
     assert_eq!(listed, 500);

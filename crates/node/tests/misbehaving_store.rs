@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, NodeError, SetAttr, WritebackPolicy};
+use forebay_node::{Ino, NameIn, NewFile, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
+use forebay_testing::{LIMIT, wait_for};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise, random};
 
@@ -380,7 +381,13 @@ impl Round {
             Some(ino) => self.again(("open", name), || node.open(&CONTEXT, ino, libc::O_RDWR)).fh,
             None => {
                 let made = self.again(("create", name), || {
-                    node.create_and_open(&CONTEXT, dir, &bytes, (0o644, 0), libc::O_RDWR)
+                    node.create_and_open(
+                        &CONTEXT,
+                        dir,
+                        &bytes,
+                        NewFile { mode: 0o644, umask: 0 },
+                        libc::O_RDWR,
+                    )
                 });
                 self.files.push((Vec::new(), 0o644));
                 self.names.insert(name, self.files.len() - 1);
@@ -724,10 +731,7 @@ fn file_whose_tier_fails_at_its_close_when_well_again_then_written_back_by_itsel
     tier.set_rules([Rule::always(Operation::Stat, libc::EIO)]);
     rig.node().release(fh);
     tier.set_rules([]);
-    let until = Instant::now() + Duration::from_secs(30);
-    while rig.plain("file") != b"the next version, which is longer" {
-        assert!(Instant::now() < until, "{:?}", rig.node().writeback().last_backlog_error());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let is_below = || rig.plain("file") == b"the next version, which is longer";
+    assert!(wait_for(LIMIT, is_below), "{:?}", rig.node().writeback().last_backlog_error());
     rig.drain();
 }

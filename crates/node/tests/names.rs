@@ -4,10 +4,11 @@ mod rig;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay_node::{Ino, NameIn, Node, NodeConfig, SetAttr};
+use forebay_node::{Ino, NameIn, NewFile, Node, NodeConfig, SetAttr};
 use forebay_store::decorators::Transparent;
+use forebay_testing::wait_until;
 use rig::{CONTEXT, MIB, Rig};
 
 const FILES: usize = 3000;
@@ -19,7 +20,13 @@ fn rig() -> Rig {
 
 fn make(node: &Node, dir: Ino, name: &str) -> Ino {
     let (stat, opened) = node
-        .create_and_open(&CONTEXT, dir, name.as_bytes(), (0o644, 0), libc::O_RDWR)
+        .create_and_open(
+            &CONTEXT,
+            dir,
+            name.as_bytes(),
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        )
         .expect("created");
     node.release(opened.fh);
     stat.ino
@@ -39,7 +46,7 @@ type Shown = BTreeMap<String, (Ino, u32)>;
 /// The offset behind a page of a listing; the same one at the end.
 fn page(node: &Node, dir: Ino, offset: u64, shown: &mut Shown) -> u64 {
     let (mut next, mut emitted) = (offset, 0);
-    node.read_dir(&CONTEXT, dir, (offset, PAGE), true, &mut |entry| {
+    node.read_dir(&CONTEXT, dir, offset, PAGE, true, &mut |entry| {
         if emitted == PAGE {
             return false;
         }
@@ -143,7 +150,13 @@ fn objects(rig: &Rig) -> usize {
 
 fn fill(node: &Node, name: &str, bytes: usize) {
     let (_, opened) = node
-        .create_and_open(&CONTEXT, Ino::ROOT, name.as_bytes(), (0o644, 0), libc::O_RDWR)
+        .create_and_open(
+            &CONTEXT,
+            Ino::ROOT,
+            name.as_bytes(),
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        )
         .expect("created");
     let block = vec![7; MIB as usize];
     for at in (0..bytes).step_by(block.len()) {
@@ -167,10 +180,7 @@ fn files_when_removed_then_their_objects_go_and_the_end_leaves_none() {
     for number in 0..40 {
         node.unlink(&CONTEXT, Ino::ROOT, format!("f{number}").as_bytes()).expect("unlink");
     }
-    let until = Instant::now() + Duration::from_secs(5);
-    while objects(&rig) > 10 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("the objects go, too", || objects(&rig) <= 10);
     assert_eq!(objects(&rig), 10);
     for number in 40..50 {
         node.unlink(&CONTEXT, Ino::ROOT, format!("f{number}").as_bytes()).expect("unlink");
@@ -212,11 +222,7 @@ fn file_when_read_then_its_access_time_shows_at_once_and_is_kept() {
     read();
     let seen = node.getattr(&CONTEXT, ino).expect("attributes").attr.atime;
     assert!(seen > before, "{seen:?} {before:?}");
-    let until = Instant::now() + Duration::from_secs(5);
-    while node.record(ino).expect("a record").attr.atime != seen && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(node.record(ino).expect("a record").attr.atime, seen);
+    wait_until("the record has it, too", || node.record(ino).expect("a record").attr.atime == seen);
 
     // What is set counts, whatever was read a moment before.
     let old = forebay_node::Timestamp::new(1000, 5);

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, NameIn, Node, NodeConfig, SetAttr, TierConfig};
+use forebay_node::{Context, Ino, NameIn, NewFile, Node, NodeConfig, SetAttr, TierConfig};
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -55,7 +55,13 @@ fn created_when_removed_before_it_is_open_then_usable_until_the_close() {
     let _scenario = fail::FailScenario::setup();
     let rig = Rig::new("created");
     unlink_at("node.open.attach", &rig.node, b"new");
-    let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE);
+    let made = rig.node.create_and_open(
+        &CONTEXT,
+        Ino::ROOT,
+        b"new",
+        NewFile { mode: 0o600, umask: 0 },
+        WRITE,
+    );
     let (stat, opened) = made.unwrap();
     fail::remove("node.open.attach");
     assert!(rig.node.lookup(&CONTEXT, Ino::ROOT, b"new").unwrap().is_none(), "it was removed");
@@ -70,7 +76,13 @@ fn created_when_removed_and_the_open_fails_then_nothing_stays() {
     let _scenario = fail::FailScenario::setup();
     let rig = Rig::new("failed");
     fail::cfg("node.open.attach", "return").unwrap();
-    let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE);
+    let made = rig.node.create_and_open(
+        &CONTEXT,
+        Ino::ROOT,
+        b"new",
+        NewFile { mode: 0o600, umask: 0 },
+        WRITE,
+    );
     assert!(made.is_err());
     rig.node.unlink(&CONTEXT, Ino::ROOT, b"new").unwrap();
     assert_eq!(rig.orphans(), 0);
@@ -113,8 +125,10 @@ fn opened_while_it_is_removed_then_usable_or_refused() {
     let rig = Rig::new("raced");
     let mut opened = 0;
     for round in 0..400_u32 {
-        let (stat, made) =
-            rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"file", (0o600, 0), WRITE).unwrap();
+        let (stat, made) = rig
+            .node
+            .create_and_open(&CONTEXT, Ino::ROOT, b"file", NewFile { mode: 0o600, umask: 0 }, WRITE)
+            .unwrap();
         assert_eq!(rig.node.write(&CONTEXT, made.fh, 0, b"bytes").unwrap(), 5);
         rig.node.release(made.fh);
         let ready = std::sync::Barrier::new(2);
@@ -144,7 +158,10 @@ fn file_when_replaced_before_its_last_close_then_whoever_looked_it_up_can_still_
     let _scenario = fail::FailScenario::setup();
     let rig = Rig::new("replaced");
     let make = |name: &[u8]| {
-        let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, name, (0o600, 0), WRITE).unwrap();
+        let made = rig
+            .node
+            .create_and_open(&CONTEXT, Ino::ROOT, name, NewFile { mode: 0o600, umask: 0 }, WRITE)
+            .unwrap();
         assert_eq!(rig.node.write(&CONTEXT, made.1.fh, 0, name).unwrap(), name.len());
         made
     };
@@ -174,7 +191,10 @@ fn file_when_replaced_before_its_last_close_then_whoever_looked_it_up_can_still_
 fn file_when_closed_in_the_middle_of_its_removal_then_nothing_stays() {
     let _scenario = fail::FailScenario::setup();
     let rig = Rig::new("closed");
-    let made = rig.node.create_and_open(&CONTEXT, Ino::ROOT, b"file", (0o600, 0), WRITE).unwrap();
+    let made = rig
+        .node
+        .create_and_open(&CONTEXT, Ino::ROOT, b"file", NewFile { mode: 0o600, umask: 0 }, WRITE)
+        .unwrap();
     assert_eq!(rig.node.write(&CONTEXT, made.1.fh, 0, b"bytes").unwrap(), 5);
     let (asked, told) = std::sync::mpsc::sync_channel(1);
     let point = "node.unlink.asked";

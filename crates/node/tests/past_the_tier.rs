@@ -12,6 +12,7 @@ use forebay_node::{
     AtOnce, Coherence, Context, Durability, NodeConfig, SetAttr, SetTime, Timestamp,
 };
 use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
+use forebay_testing::wait_until;
 use rig::passing::PassingRig;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -412,11 +413,7 @@ fn stop_when_a_writer_hangs_past_the_tier_then_it_keeps_its_time_limit_and_nothi
     stuck.hang(&[]);
     let node = rig.node().clone();
     let writer = std::thread::spawn(move || drop(node.write(&CONTEXT, fh, 890_000, &[1; 5])));
-    let until = Instant::now() + Duration::from_secs(10);
-    while stuck.waiting() == 0 {
-        assert!(Instant::now() < until, "the writer does not get to the store");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the writer gets to the store", || stuck.waiting() > 0);
     let began = Instant::now();
     assert_eq!(rig.node().getattr(&READER, rig.ino("spilled")).unwrap().ino, rig.ino("spilled"));
     let ended = rig.node().stop(Duration::from_secs(1));

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, Remaining};
+use forebay_node::{Context, Ino, NewFile, Remaining};
 use forebay_store::decorators::Transparent;
 use rig::{KIB, MIB, Rig, noise};
 
@@ -62,8 +62,10 @@ fn as_the_user() {
     assert_eq!(rig.plain("emptied"), b"");
     // A new file belongs to the group of its directory, of which the user is no member.
     let dir = rig.ino("shared");
-    let made =
-        rig.node().create_and_open(&CONTEXT, dir, b"new", (0o664, 0o002), libc::O_RDWR).unwrap();
+    let made = rig
+        .node()
+        .create_and_open(&CONTEXT, dir, b"new", NewFile { mode: 0o664, umask: 0o002 }, libc::O_RDWR)
+        .unwrap();
     rig.node().write(&CONTEXT, made.1.fh, 0, b"new").unwrap();
     rig.node().release(made.1.fh);
     assert_eq!(made.0.attr.gid, OTHER_GROUP);

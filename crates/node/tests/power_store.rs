@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_node::{Ino, NameIn};
+use forebay_node::{Ino, NameIn, NewFile};
 use forebay_store::decorators::{Interceptor, Operation, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, MIB, Rig, noise};
@@ -127,9 +127,9 @@ fn directory_when_the_device_fails_before_its_name_is_durable_then_it_is_made_ag
     for operation in [Operation::Create, Operation::List] {
         let (mut rig, by) = rig_that_goes_down();
         let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
-        let made = (dir, &b"in it"[..], (0o644, 0o022));
-        let (stat, opened) =
-            rig.node().create_and_open(&CONTEXT, made.0, made.1, made.2, libc::O_RDWR).unwrap();
+        let new = NewFile { mode: 0o644, umask: 0o022 };
+        let made = rig.node().create_and_open(&CONTEXT, dir, b"in it", new, libc::O_RDWR);
+        let (stat, opened) = made.unwrap();
         rig.write(opened.fh, 0, b"bytes");
         rig.node().fsync(&CONTEXT, opened.fh, false).unwrap();
         rig.node().release(opened.fh);

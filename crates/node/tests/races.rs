@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, NameIn, Node, SetAttr, SetTime, Timestamp, WritebackPolicy};
+use forebay_node::{Ino, NameIn, NewFile, Node, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -485,8 +485,8 @@ fn directory_when_synced_while_a_worker_reports_its_entries_then_has_its_time_be
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
     let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0o022).unwrap();
     rig.drain();
-    let (mode, flags) = ((0o644, 0o022), libc::O_RDWR);
-    let opened = rig.node().create_and_open(&CONTEXT, made.ino, b"file", mode, flags).unwrap();
+    let (new, flags) = (NewFile { mode: 0o644, umask: 0o022 }, libc::O_RDWR);
+    let opened = rig.node().create_and_open(&CONTEXT, made.ino, b"file", new, flags).unwrap();
     rig.write(opened.1.fh, 0, b"content");
     rig.node().release(opened.1.fh);
     let shown = rig.node().getattr(&CONTEXT, made.ino).unwrap().attr.mtime;
@@ -518,8 +518,8 @@ fn publish_and_die_at(point: &str) {
     let mut rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
     let bytes = noise(3, 200_000);
     let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0o022).unwrap();
-    let (mode, flags) = ((0o644, 0o022), libc::O_RDWR);
-    let opened = rig.node().create_and_open(&CONTEXT, made.ino, b"file", mode, flags).unwrap();
+    let (new, flags) = (NewFile { mode: 0o644, umask: 0o022 }, libc::O_RDWR);
+    let opened = rig.node().create_and_open(&CONTEXT, made.ino, b"file", new, flags).unwrap();
     rig.write(opened.1.fh, 0, &bytes);
     rig.node().release(opened.1.fh);
     fail::cfg(point, "panic").unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_node::{
-    CheckRequest, Context, Ino, NameIn, Node, NodeConfig, TierConfig, WritebackPolicy,
+    CheckRequest, Context, Ino, NameIn, NewFile, Node, NodeConfig, TierConfig, WritebackPolicy,
 };
 
 const CONTEXT: Context = Context::DAEMON;
@@ -38,8 +38,9 @@ impl Rig {
     /// As programs save safely: a new file, renamed over the old one.
     fn save(&self, name: &str, bytes: &[u8]) {
         let node = self.node();
-        let (_, opened) =
-            node.create_and_open(&CONTEXT, Ino::ROOT, b"new", (0o600, 0), WRITE).unwrap();
+        let (_, opened) = node
+            .create_and_open(&CONTEXT, Ino::ROOT, b"new", NewFile { mode: 0o600, umask: 0 }, WRITE)
+            .unwrap();
         node.write(&CONTEXT, opened.fh, 0, bytes).unwrap();
         node.release(opened.fh);
         node.rename(
@@ -125,8 +126,9 @@ fn a_file_whose_name_another_has_now_when_the_index_is_lost_then_both_come_back(
     let node = rig.node();
     node.rename(&CONTEXT, NameIn::new(Ino::ROOT, b"first"), NameIn::new(Ino::ROOT, b"moved"), 0)
         .unwrap();
-    let (_, opened) =
-        node.create_and_open(&CONTEXT, Ino::ROOT, b"first", (0o600, 0), WRITE).unwrap();
+    let (_, opened) = node
+        .create_and_open(&CONTEXT, Ino::ROOT, b"first", NewFile { mode: 0o600, umask: 0 }, WRITE)
+        .unwrap();
     node.write(&CONTEXT, opened.fh, 0, b"newer").unwrap();
     node.release(opened.fh);
     rig.rebuild();
@@ -188,7 +190,13 @@ fn names_when_files_and_directories_were_renamed_and_the_index_is_lost_then_the_
     let node = rig.node().clone();
     let dir = node.mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
     for (parent, name) in [(dir, "in"), (Ino::ROOT, "linked"), (Ino::ROOT, "gone")] {
-        let made = node.create_and_open(&CONTEXT, parent, name.as_bytes(), (0o600, 0), WRITE);
+        let made = node.create_and_open(
+            &CONTEXT,
+            parent,
+            name.as_bytes(),
+            NewFile { mode: 0o600, umask: 0 },
+            WRITE,
+        );
         let (stat, opened) = made.unwrap();
         node.write(&CONTEXT, opened.fh, 0, name.as_bytes()).unwrap();
         node.release(opened.fh);

@@ -4,7 +4,7 @@ mod rig;
 
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, NodeError};
+use forebay_node::{Context, Ino, NewFile, NodeError};
 use forebay_store::decorators::Transparent;
 use rig::{CONTEXT, MIB, Rig};
 use rustix::io::Errno;
@@ -31,10 +31,20 @@ fn open_that_is_refused_as_the_share_is_used_up_then_nothing_is_emptied_or_made(
     open("file", libc::O_WRONLY | libc::O_TRUNC).unwrap_err();
     assert_eq!(rig.get("file"), b"what was there");
     let flags = libc::O_RDWR;
-    let make = || rig.node().create_and_open(&USER, Ino::ROOT, b"new", (0o644, 0), flags);
+    let make = || {
+        rig.node().create_and_open(
+            &USER,
+            Ino::ROOT,
+            b"new",
+            NewFile { mode: 0o644, umask: 0 },
+            flags,
+        )
+    };
     make().unwrap_err();
     assert!(rig.node().lookup(&CONTEXT, Ino::ROOT, b"new").unwrap().is_none());
-    rig.node().tmpfile_and_open(&USER, Ino::ROOT, (0o644, 0), flags).unwrap_err();
+    rig.node()
+        .tmpfile_and_open(&USER, Ino::ROOT, NewFile { mode: 0o644, umask: 0 }, flags)
+        .unwrap_err();
     rig.node().release(handles.pop().unwrap());
     rig.node().release(make().unwrap().1.fh);
     for fh in handles {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
 use forebay_node::{AtOnce, Context, Ino, NodeError, SetAttr};
+use forebay_testing::wait_for;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -76,11 +77,7 @@ fn spill_files(rig: &Rig) -> Vec<PathBuf> {
 }
 
 fn wait_until_all_went(rig: &Rig) {
-    let until = Instant::now() + LIMIT;
-    while !spill_files(rig).is_empty() {
-        assert!(Instant::now() < until, "{:?}", spill_files(rig));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    assert!(wait_for(LIMIT, || spill_files(rig).is_empty()), "{:?}", spill_files(rig));
 }
 
 fn empty(rig: &Rig, name: &str, by: &Context) -> Result<(), NodeError> {

@@ -334,20 +334,20 @@ fn reader_when_it_jumps_then_the_right_bytes_and_the_stream_comes_along() {
 fn requests_that_may_not_wait_when_the_stream_has_nothing_then_told_so() {
     let stage = Stage::new(1, 600_000);
     let fh = stage.open(0);
-    let impatient = Context { waiter: Some(&AtOnce), ..CONTEXT };
+    let not_waiting = Context { waiter: Some(&AtOnce), ..CONTEXT };
     let mut buffer = vec![0; 1000];
     let expected = content(0, 600_000);
     // What a stream has read ahead is had at once, in the end; until then nobody's time is taken.
     let begun = Instant::now();
     loop {
-        match stage.node.read(&impatient, fh, 0, &mut buffer) {
+        match stage.node.read(&not_waiting, fh, 0, &mut buffer) {
             Ok(read) => break assert!(buffer[..read] == expected[..read]),
             Err(NodeError::Busy) => std::thread::sleep(Duration::from_millis(10)),
             Err(other) => panic!("{other}"),
         }
         assert!(begun.elapsed() < LIMIT);
     }
-    let far = stage.node.read(&impatient, fh, 500_000, &mut buffer);
+    let far = stage.node.read(&not_waiting, fh, 500_000, &mut buffer);
     assert!(matches!(far, Err(NodeError::Busy)));
     stage.node.release(fh);
 }
@@ -367,7 +367,7 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
     // In the time that the stream leaves.
     let begun = Instant::now();
     let mut buffer = vec![0; 1000];
-    let impatient = Context { waiter: Some(&AtOnce), ..CONTEXT };
+    let not_waiting = Context { waiter: Some(&AtOnce), ..CONTEXT };
     while stage.node.metrics().bytes.of(Source::Fill).get() < 64 << 10 {
         assert!(begun.elapsed() < LIMIT, "nothing of it came to the tier");
         std::thread::sleep(Duration::from_millis(10));
@@ -375,7 +375,7 @@ fn beginning_of_a_popular_file_when_on_the_tier_then_there_at_once_and_the_strea
     stage.node.release(first);
     let second = stage.open(0);
     assert!(stage.state(0).ends_with("first-byte-within-ms=0"), "{}", stage.state(0));
-    assert_eq!(stage.node.read(&impatient, second, 0, &mut buffer).unwrap(), 1000);
+    assert_eq!(stage.node.read(&not_waiting, second, 0, &mut buffer).unwrap(), 1000);
     assert!(buffer == content(0, bytes)[..1000]);
     assert!(stage.read(second, 0, usize::MAX) == content(0, bytes));
     assert!(stage.taken() > 0, "the rest came along the stream");

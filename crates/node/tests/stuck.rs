@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, Engine, Key, MiniTransaction, Write};
-use forebay_node::{CheckRequest, Checked, Ino};
+use forebay_node::{CheckRequest, Checked, Ino, NewFile};
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// What the keys of the namespace begin with, as the reference of its format says.
@@ -43,8 +43,8 @@ impl Scene {
                     None => (Ino::ROOT, path),
                 };
                 let (node, name) = (rig.node(), name.as_bytes());
-                let how = ((0o644, 0o022), libc::O_RDWR);
-                let made = node.create_and_open(&CONTEXT, parent, name, how.0, how.1);
+                let new = NewFile { mode: 0o644, umask: 0o022 };
+                let made = node.create_and_open(&CONTEXT, parent, name, new, libc::O_RDWR);
                 let fh = made.unwrap().1.fh;
                 rig.write(fh, 0, &bytes_of(seed));
                 node.fsync(&CONTEXT, fh, false).unwrap();

@@ -5,10 +5,11 @@ mod rig;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay_node::{Ino, NameIn, SetAttr};
+use forebay_node::{Ino, NameIn, NewFile, SetAttr};
 use forebay_store::decorators::Transparent;
+use forebay_testing::{wait_until, wait_until_found};
 use rig::{CONTEXT, MIB, Rig};
 use rustix::fs::XattrFlags;
 
@@ -52,7 +53,13 @@ fn take_the_known_name(rig: &Rig, goes: Goes) {
     match goes {
         Goes::Removed | Goes::RemovedBefore => rig.node().unlink(&CONTEXT, dir, b"x").unwrap(),
         Goes::Replaced => {
-            let new = rig.node().create_and_open(&CONTEXT, dir, b"new", (0o644, 0), libc::O_RDWR);
+            let new = rig.node().create_and_open(
+                &CONTEXT,
+                dir,
+                b"new",
+                NewFile { mode: 0o644, umask: 0 },
+                libc::O_RDWR,
+            );
             rig.node().release(new.unwrap().1.fh);
             rig.node()
                 .rename(&CONTEXT, NameIn::new(dir, b"new"), NameIn::new(dir, b"x"), 0)
@@ -143,7 +150,13 @@ fn changes_of_a_file_when_one_that_waits_already_takes_its_known_name_then_its_o
     for is_removed_before in [false, true] {
         let rig = rig();
         let (dir, known) = (rig.ino("a"), at(&rig, "a", "x").expect("there"));
-        let heir = rig.node().create_and_open(&CONTEXT, dir, b"heir", (0o644, 0), libc::O_RDWR);
+        let heir = rig.node().create_and_open(
+            &CONTEXT,
+            dir,
+            b"heir",
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        );
         rig.node().release(heir.unwrap().1.fh);
         rig.drain();
         let heir = at(&rig, "a", "heir").expect("made");
@@ -222,18 +235,6 @@ fn file_that_loses_all_names_here_and_there_then_nothing_of_it_stays() {
     }
 }
 
-/// What is there when the time is over for which a look at the backing store counts.
-fn soon<T>(look: impl Fn() -> Option<T>) -> T {
-    let until = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < until, "what others did is not seen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// That they did is not known here when the only known name goes, and what was written with it.
 #[test]
 fn file_that_others_link_before_its_name_goes_then_their_name_shows_what_they_linked() {
@@ -251,7 +252,7 @@ fn file_that_others_link_before_its_name_goes_then_their_name_shows_what_they_li
         let below = rig.backing().join("a");
         std::fs::hard_link(below.join("f"), below.join("theirs")).unwrap();
         rig.node().unlink(&CONTEXT, rig.ino("a"), b"f").unwrap();
-        let theirs = soon(|| at(&rig, "a", "theirs"));
+        let theirs = wait_until_found("what others did is seen", || at(&rig, "a", "theirs"));
         let expected = if is_written_back { AFTER } else { BEFORE };
         rig.drain();
         let opened = rig.node().open(&CONTEXT, theirs, libc::O_RDONLY).unwrap();
@@ -263,7 +264,7 @@ fn file_that_others_link_before_its_name_goes_then_their_name_shows_what_they_li
         assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
         // And when they take it away again.
         std::fs::remove_file(below.join("theirs")).unwrap();
-        soon(|| at(&rig, "a", "theirs").is_none().then_some(()));
+        wait_until("what others did is seen", || at(&rig, "a", "theirs").is_none());
         rig.drain();
         assert!(!below.join("theirs").exists(), "{what}");
     }

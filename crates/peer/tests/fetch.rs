@@ -18,7 +18,7 @@ const VERSION: u64 = 5;
 
 /// What a node does wrong, if anything.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Manner {
+enum Behaviour {
     Honest,
     /// Answers so many reads and then nothing for long.
     StallsAfter(u64),
@@ -35,7 +35,7 @@ enum Manner {
 }
 
 struct Peer {
-    manner: Manner,
+    behaviour: Behaviour,
     asked: AtomicU64,
 }
 
@@ -52,20 +52,20 @@ impl Service for Peer {
         let asked = self.asked.fetch_add(1, Ordering::AcqRel);
         let mut body = bytes(Extent { offset: read.offset, len: read.len });
         let mut version = VERSION;
-        match self.manner {
-            Manner::Honest => {}
-            Manner::StallsAfter(many) if asked < many => {}
-            Manner::StallsAfter(_) => {
+        match self.behaviour {
+            Behaviour::Honest => {}
+            Behaviour::StallsAfter(many) if asked < many => {}
+            Behaviour::StallsAfter(_) => {
                 while !call.cancelled() && !call.left().is_zero() {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 return Err(Fault::Cancelled);
             }
-            Manner::Lies => body[1000] ^= 1,
-            Manner::Stingy => body.truncate(1000),
-            Manner::Old => version -= 1,
-            Manner::Empty => return Err(Fault::NotHere),
-            Manner::Slow => std::thread::sleep(Duration::from_millis(30)),
+            Behaviour::Lies => body[1000] ^= 1,
+            Behaviour::Stingy => body.truncate(1000),
+            Behaviour::Old => version -= 1,
+            Behaviour::Empty => return Err(Fault::NotHere),
+            Behaviour::Slow => std::thread::sleep(Duration::from_millis(30)),
         }
         Ok(Found { version, body: Body::Bytes(body) })
     }
@@ -79,8 +79,8 @@ struct Node {
     switches: Arc<Switches>,
 }
 
-fn node(manner: Manner) -> Node {
-    let peer = Arc::new(Peer { manner, asked: AtomicU64::new(0) });
+fn node(behaviour: Behaviour) -> Node {
+    let peer = Arc::new(Peer { behaviour, asked: AtomicU64::new(0) });
     let me = |node| Identity::new("c".into(), node, 1);
     let limits = Limits { stall: Duration::from_millis(500), ..Limits::default() };
     let tcp = Tcp::new(Security::Off);
@@ -128,7 +128,7 @@ fn fetch(nodes: &[&Node], extents: &[Extent]) -> Fetched {
 
 #[test]
 fn fetch_when_three_have_it_then_all_three_deliver() {
-    let nodes = [node(Manner::Slow), node(Manner::Slow), node(Manner::Slow)];
+    let nodes = [node(Behaviour::Slow), node(Behaviour::Slow), node(Behaviour::Slow)];
     let fetched = fetch(&nodes.each_ref(), &extents(40));
     assert!(fetched.missing.is_empty() && fetched.failures.is_empty());
     assert!(fetched.delivered.iter().all(|many| *many >= 5), "{:?}", fetched.delivered);
@@ -136,20 +136,20 @@ fn fetch_when_three_have_it_then_all_three_deliver() {
 
 #[test]
 fn fetch_when_a_node_misbehaves_then_the_others_deliver_and_it_is_asked_no_more() {
-    for manner in [Manner::Lies, Manner::Stingy, Manner::Old] {
-        let (bad, good) = (node(manner), node(Manner::Slow));
+    for behaviour in [Behaviour::Lies, Behaviour::Stingy, Behaviour::Old] {
+        let (bad, good) = (node(behaviour), node(Behaviour::Slow));
         let fetched = fetch(&[&bad, &good], &extents(30));
-        assert!(fetched.missing.is_empty(), "{manner:?}");
-        assert_eq!(fetched.delivered[0], 0, "{manner:?}");
+        assert!(fetched.missing.is_empty(), "{behaviour:?}");
+        assert_eq!(fetched.delivered[0], 0, "{behaviour:?}");
         assert!(matches!(fetched.failures[..], [(0, _)]), "{:?}", fetched.failures);
         // Only what was under way when the first false answer came.
-        assert!(bad.peer.asked.load(Ordering::Acquire) <= 8, "{manner:?} is asked on");
+        assert!(bad.peer.asked.load(Ordering::Acquire) <= 8, "{behaviour:?} is asked on");
     }
 }
 
 #[test]
 fn fetch_when_a_node_corrupts_then_its_sum_tells_and_the_other_delivers() {
-    let (bad, good) = (node(Manner::Honest), node(Manner::Slow));
+    let (bad, good) = (node(Behaviour::Honest), node(Behaviour::Slow));
     bad.client.ping(Duration::from_secs(5)).unwrap();
     bad.switches.change_after(150_000);
     let fetched = fetch(&[&bad, &good], &extents(30));
@@ -159,7 +159,7 @@ fn fetch_when_a_node_corrupts_then_its_sum_tells_and_the_other_delivers() {
 
 #[test]
 fn fetch_when_a_node_dies_in_the_middle_then_the_other_delivers_the_rest() {
-    let (mut dying, good) = (node(Manner::Slow), node(Manner::Slow));
+    let (mut dying, good) = (node(Behaviour::Slow), node(Behaviour::Slow));
     let (peer, client) = (dying.peer.clone(), &dying.client);
     let server = parking_lot::Mutex::new(&mut dying.server);
     let copies =
@@ -183,7 +183,7 @@ fn fetch_when_a_node_dies_in_the_middle_then_the_other_delivers_the_rest() {
 
 #[test]
 fn fetch_when_a_node_stalls_then_its_extents_go_to_the_other_in_time() {
-    let (stalling, good) = (node(Manner::StallsAfter(3)), node(Manner::Honest));
+    let (stalling, good) = (node(Behaviour::StallsAfter(3)), node(Behaviour::Honest));
     let begun = Instant::now();
     let fetched = fetch(&[&stalling, &good], &extents(30));
     assert!(fetched.missing.is_empty());
@@ -193,8 +193,8 @@ fn fetch_when_a_node_stalls_then_its_extents_go_to_the_other_in_time() {
 
 #[test]
 fn fetch_when_no_node_can_then_all_is_missing_and_soon() {
-    let (empty, lying) = (node(Manner::Empty), node(Manner::Lies));
-    let mut gone = node(Manner::Honest);
+    let (empty, lying) = (node(Behaviour::Empty), node(Behaviour::Lies));
+    let mut gone = node(Behaviour::Honest);
     gone.server.close(Duration::ZERO);
     let begun = Instant::now();
     let fetched = fetch(&[&empty, &lying, &gone], &extents(10));
@@ -205,7 +205,7 @@ fn fetch_when_no_node_can_then_all_is_missing_and_soon() {
 
 #[test]
 fn fetch_when_nodes_have_parts_then_each_is_asked_for_its_own() {
-    let nodes = [node(Manner::Honest), node(Manner::Honest)];
+    let nodes = [node(Behaviour::Honest), node(Behaviour::Honest)];
     let extents = extents(6);
     let size = u64::from(EXTENT);
     let part = |runs| Presence { version: VERSION, size: 0, runs, next: None };
@@ -228,7 +228,7 @@ fn fetch_when_nodes_have_parts_then_each_is_asked_for_its_own() {
 
 #[test]
 fn fetch_when_its_taker_fails_then_ends() {
-    let node = node(Manner::Honest);
+    let node = node(Behaviour::Honest);
     let copies = [Copy { node: &node.client, presence: None }];
     let extents = extents(50);
     let wanted = Wanted { ino: 9, version: VERSION, extents: &extents, verify: None };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// What a process of the job is to do.
 const PART: &str = "FOREBAY_TEST_MPI";
-const PATIENCE: TimeLimits = TimeLimits {
+const LIMITS: TimeLimits = TimeLimits {
     connect: Duration::from_secs(10),
     handshake: Duration::from_secs(10),
     stall: Duration::from_secs(10),
@@ -93,11 +93,11 @@ impl Transport for Relayed {
 }
 
 fn suite(mpi: &Mpi) {
-    assert!(matches!(mpi.connect(&at("mpi://2:1"), PATIENCE), Err(Error::Connect { .. })));
+    assert!(matches!(mpi.connect(&at("mpi://2:1"), LIMITS), Err(Error::Connect { .. })));
     assert!(matches!(mpi.listen(&at("mpi://1:1")), Err(Error::Listen { .. })));
     // It may not listen yet.
     let end = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = mpi.connect(&at("mpi://1:2"), PATIENCE) {
+    while let Err(error) = mpi.connect(&at("mpi://1:2"), LIMITS) {
         assert!(Instant::now() < end, "{error}");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -116,7 +116,7 @@ fn suite(mpi: &Mpi) {
         }
     });
     println!("all checks are done");
-    mpi.connect(&at("mpi://1:3"), PATIENCE).unwrap();
+    mpi.connect(&at("mpi://1:3"), LIMITS).unwrap();
 }
 
 /// Listens from 10 on for what is to be relayed, at 2 for who asks whether it does, and at 3 for
@@ -131,8 +131,8 @@ fn relay(mpi: &Mpi) {
         for (lane, door) in doors.iter().enumerate() {
             scope.spawn(move || relay_to(mpi, &format!("mpi://0:{}", 20 + lane), &**door));
         }
-        ready.accept().unwrap().admit(PATIENCE).unwrap();
-        ends.accept().unwrap().admit(PATIENCE).unwrap();
+        ready.accept().unwrap().admit(LIMITS).unwrap();
+        ends.accept().unwrap().admit(LIMITS).unwrap();
         doors.iter().for_each(|door| door.close());
     });
 }
@@ -141,8 +141,8 @@ fn relay_to(mpi: &Mpi, to: &str, door: &dyn Listener) {
     std::thread::scope(|scope| {
         while let Ok(arrival) = door.accept() {
             scope.spawn(|| {
-                let Ok(from) = arrival.admit(PATIENCE) else { return };
-                match mpi.connect(&at(to), PATIENCE) {
+                let Ok(from) = arrival.admit(LIMITS) else { return };
+                match mpi.connect(&at(to), LIMITS) {
                     Ok(to) => both_ways(from, to),
                     Err(_) => from.closer.close(),
                 }

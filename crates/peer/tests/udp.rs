@@ -8,6 +8,7 @@ use forebay_peer::transport::udp::Udp;
 use forebay_peer::{
     Body, Client, ClientConfig, ClusterSecret, Error, Identity, Limits, Security, Server,
 };
+use forebay_testing::wait_until;
 use lossy::Weather;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,14 +31,6 @@ fn stage(weather: &Arc<Weather>) -> Stage {
     let address = server.listen(&udp, &"udp://127.0.0.1:0".parse().unwrap()).unwrap();
     let config = ClientConfig { limits, ..ClientConfig::new(me(2)) };
     Stage { service, server, client: Client::new(Arc::new(udp), address, config) }
-}
-
-fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !so() {
-        assert!(Instant::now() < end, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -71,7 +64,7 @@ fn sender_when_it_crashes_in_the_middle_of_a_message_then_its_orphans_are_collec
     assert!(call.is_err(), "who can't send any more finds out");
     assert!(begun.elapsed() < LONG, "but not for {:?}", begun.elapsed());
     // The first one, of small calls, has nothing under way and may stay; what was begun may not.
-    eventually("the orphan's connection goes", || {
+    wait_until("the orphan's connection goes", || {
         stage.service.departed.load(Ordering::Acquire) >= 1
     });
 }

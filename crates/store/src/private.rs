@@ -40,7 +40,7 @@ const MAP_SUFFIX: &str = ".map";
 
 /// Notes of mounts that are looked at, and their longest.
 const MAX_NOTES: usize = 1000;
-const LONGEST_NOTE: u64 = 64 << 10;
+const MAX_NOTE: u64 = 64 << 10;
 
 /// A subdirectory of the private area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -551,7 +551,7 @@ impl DirBacking {
             let file = LocalFile::new(fd, self.describe(&dir, name.as_ref()));
             let found = crate::Bytes::stat(&file)?;
             let trusted = [0, rustix::process::geteuid().as_raw()].contains(&found.uid);
-            if trusted && found.kind == FileKind::Regular && found.size <= LONGEST_NOTE {
+            if trusted && found.kind == FileKind::Regular && found.size <= MAX_NOTE {
                 let mut note = vec![0; usize::try_from(found.size).unwrap_or(0)];
                 let read = crate::Bytes::read_at(&file, &mut note, 0).unwrap_or_else(|error| {
                     tracing::warn!(%error, name, "the note of a mount can't be read");

@@ -234,7 +234,7 @@ pub fn run(hardware: &Hardware, load: &Failures) -> FailureReport {
                 cluster.alive[node as usize] = false;
                 // Its last heartbeat was about now: the lease runs from here.
                 members.join(Tick(now), NodeId(node));
-                cluster.events.at(now + Terms::default().patience(), Event::Noticed);
+                cluster.events.at(now + Terms::default().timeout(), Event::Noticed);
                 failed_at.insert(NodeId(node), now);
                 let back = now + (load.replaced_after * 3600e9) as u64;
                 cluster.events.at(back, Event::Replaced(node));

@@ -181,8 +181,8 @@ impl Driver {
     pub fn join_at(&mut self, moment: Tick, number: u64, title: u64, rate: &Rate, layout: &Layout) {
         let (stream, title) = (StreamId(number), Title(title));
         let (rate, layout) = (rate.clone(), layout.clone());
-        let patience = None;
-        self.at(moment, Event::Join { stream, title, rate, layout, offset: 0, patience });
+        let max_startup = None;
+        self.at(moment, Event::Join { stream, title, rate, layout, offset: 0, max_startup });
     }
 
     fn plan(&mut self, at: u64, what: Happening) {

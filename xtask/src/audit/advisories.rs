@@ -20,7 +20,7 @@ use crate::finding::Finding;
 /// Where the database is kept.
 const ORIGIN: &str = "https://github.com/RustSec/advisory-db";
 /// How long a download may take.
-const PATIENCE: Duration = Duration::from_secs(90);
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(90);
 /// A copy of our own that is older is brought up to date.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 /// What to do where there is no database.
@@ -207,15 +207,15 @@ fn download(own: &Path) {
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    if clone.is_ok_and(|child| ends_well(child, PATIENCE)) {
+    if clone.is_ok_and(|child| ends_well(child, DOWNLOAD_TIMEOUT)) {
         let _ = std::fs::remove_dir_all(own);
         let _ = std::fs::rename(&coming, own);
     }
     let _ = std::fs::remove_dir_all(&coming);
 }
 
-fn ends_well(mut child: Child, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
+fn ends_well(mut child: Child, timeout: Duration) -> bool {
+    let until = Instant::now() + timeout;
     while Instant::now() < until {
         match child.try_wait() {
             Ok(None) => std::thread::sleep(Duration::from_millis(20)),

@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// For a guard to end a program that took too long, and what belongs to it.
 const STUCK: Duration = Duration::from_secs(90);
 /// For the rest of what a program printed, once it has ended.
-const PATIENCE: Duration = Duration::from_secs(5);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A test program.
 #[derive(Debug, Clone)]
@@ -152,7 +152,7 @@ impl Program {
         }
         let code = child.try_wait()?.and_then(|status| status.code()).filter(|_| !is_alive);
         // A process that outlives its program may hold the pipe: it is not waited for.
-        until(PATIENCE, || Ok(listener.is_finished()))?;
+        until(OUTPUT_TIMEOUT, || Ok(listener.is_finished()))?;
         let mut said = heard
             .lock()
             .map_or_else(|_| String::new(), |b| String::from_utf8_lossy(&b).into_owned());

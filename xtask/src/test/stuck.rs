@@ -13,7 +13,7 @@ use rustix::mount::UnmountFlags;
 
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// A request that waits longer than this, while its program is being ended, is not answered.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The connections that were there before the tests: never touched.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Before {
     /// where no test mounts anything. How many.
     pub fn abort_waiting(&self) -> usize {
         let first: BTreeSet<u32> = self.waiting().collect();
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(ANSWER_TIMEOUT);
         let elsewhere = mounted_elsewhere();
         let still = self.waiting().filter(|id| first.contains(id) && !elsewhere.contains(id));
         still.filter(|id| std::fs::write(entry(*id, "abort"), "1").is_ok()).count()

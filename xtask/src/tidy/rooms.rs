@@ -30,6 +30,8 @@ const PYTHON: &str = "forebay-python";
 const BINARY: &str = "forebay";
 const WIRE: &str = "fusewire";
 const SIM: &str = "forebay-sim";
+/// For tests, of every room.
+const TESTING: &str = "forebay-testing";
 
 /// Tools: they may use what they like, and nothing may use them.
 const TOOLS: &[&str] = &["forebay-bench", "forebay-tests", "fusewire-fuzz", "xtask"];
@@ -64,6 +66,7 @@ const ROOMS: &[Room] = &[
     Room { name: PYTHON, may_use: &[CORE, CLIENT, NODE] },
     Room { name: BINARY, may_use: PRODUCT },
     Room { name: SIM, may_use: &[CORE, COOP, SCHEDULE, PROFILE] },
+    Room { name: TESTING, may_use: &[] },
 ];
 
 /// What a package says of itself.
@@ -133,6 +136,9 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
 fn may_use(room: Option<&Room>, used: &str, in_tests: bool) -> bool {
     if TOOLS.contains(&used) {
         return false;
+    }
+    if used == TESTING {
+        return in_tests;
     }
     // `forebay sim` is a command of the binary; nothing else knows of simulations.
     if used == SIM {
@@ -206,5 +212,6 @@ mod tests {
         assert!(may_use(fuse, STORE, true) && !may_use(fuse, STORE, false));
         let core = ROOMS.iter().find(|room| room.name == CORE);
         assert!(!may_use(core, STORE, true));
+        assert!(may_use(core, TESTING, true) && !may_use(core, TESTING, false));
     }
 }

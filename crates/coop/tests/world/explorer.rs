@@ -8,7 +8,7 @@ use forebay_coop::Message;
 use super::{Mutation, Op, Step, World};
 
 /// States that a test may have. More is a mistake in the test.
-const MOST: usize = 4_000_000;
+const MAX: usize = 4_000_000;
 
 /// How a state was reached.
 struct Trail {
@@ -32,7 +32,7 @@ fn explore(start: World) -> Result<usize, String> {
         if !seen.insert(world.hash_of()) {
             continue;
         }
-        assert!(seen.len() <= MOST, "more than {MOST} states");
+        assert!(seen.len() <= MAX, "more than {MAX} states");
         let steps = world.steps();
         if steps.is_empty() {
             world.check_end().map_err(|error| format!("{error}{}", told(trail.as_ref())))?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Op, World};
 
 /// States that are looked at for one history. What takes more counts as explained.
-const MOST: usize = 100_000;
+const MAX: usize = 100_000;
 
 /// Bytes that a call writes or has read, on some pages only.
 struct Atom {
@@ -110,7 +110,7 @@ fn search(
     if (0..atoms.len()).all(|at| done & (1 << at) != 0) {
         return bytes.iter().zip(wanted).all(|(byte, wanted)| wanted.is_none_or(|it| it == *byte));
     }
-    if seen.len() > MOST {
+    if seen.len() > MAX {
         return true;
     }
     if !seen.insert((done, bytes.clone())) {

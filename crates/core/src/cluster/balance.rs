@@ -117,7 +117,7 @@ pub fn share(amount: u64, own: u64, all: u64) -> u64 {
 pub struct Balancer {
     config: BalanceConfig,
     /// Nanoseconds that an imbalance lasts before it counts.
-    patience: u64,
+    delay: u64,
     /// Nanoseconds from one plan to the next.
     period: u64,
     since: Option<Tick>,
@@ -133,11 +133,11 @@ impl Default for Balancer {
 }
 
 impl Balancer {
-    /// One that waits `patience` nanoseconds before it believes an imbalance, and `period` between
+    /// One that waits `delay` nanoseconds before it believes an imbalance, and `period` between
     /// plans.
     #[must_use]
-    pub fn new(config: BalanceConfig, patience: u64, period: u64) -> Self {
-        Self { config, patience, period, since: None, rests_until: Tick(0) }
+    pub fn new(config: BalanceConfig, delay: u64, period: u64) -> Self {
+        Self { config, delay, period, since: None, rests_until: Tick(0) }
     }
 
     /// How full the nodes are now; what is to move.
@@ -148,7 +148,7 @@ impl Balancer {
             return shifts;
         }
         let since = *self.since.get_or_insert(now);
-        if now < since.after(self.patience) || now < self.rests_until {
+        if now < since.after(self.delay) || now < self.rests_until {
             return Vec::new();
         }
         self.rests_until = now.after(self.period);
@@ -178,7 +178,7 @@ mod tests {
         }
 
         #[test]
-        fn balancer_any_history_then_patient_and_no_two_plans_in_a_period(
+        fn balancer_any_history_then_no_plan_before_the_delay_and_no_two_in_a_period(
             looks in proptest::collection::vec((1u64..30, 0u64..100, 0u64..100), 1..100),
         ) {
             let mut balancer = Balancer::default();

@@ -34,7 +34,7 @@ pub struct Terms {
     /// asked has brought it into the kernel's cache by then.
     pub settle: u64,
     /// If the kernel has not forgotten all by then, other means are used.
-    pub patience: u64,
+    pub timeout: u64,
     /// A fact counts for so much longer than was granted.
     pub slack: u64,
 }
@@ -46,7 +46,7 @@ impl Default for Terms {
             most: 1 << 16,
             most_each: 1 << 14,
             settle: 250 * ms,
-            patience: 500 * ms,
+            timeout: 500 * ms,
             slack: 250 * ms,
         }
     }
@@ -112,7 +112,16 @@ pub enum Moving {
     Forget(Fact),
 }
 
-/// A name in a directory.
+/// A name in a directory, by the directory's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryName<'a> {
+    /// The directory.
+    pub dir: u64,
+    /// The name in it.
+    pub name: &'a [u8],
+}
+
+/// The same, to keep.
 type Name = (u64, Arc<[u8]>);
 
 /// Why nothing is granted of a name.
@@ -213,10 +222,10 @@ impl Part {
     }
 }
 
-fn fact_of((dir, name): (u64, &[u8]), is_directory: bool) -> Fact {
+fn fact_of(at: EntryName<'_>, is_directory: bool) -> Fact {
     match is_directory {
-        true => Fact::Directory(dir, name.into()),
-        false => Fact::Name(dir, name.into()),
+        true => Fact::Directory(at.dir, at.name.into()),
+        false => Fact::Name(at.dir, at.name.into()),
     }
 }
 
@@ -292,11 +301,11 @@ impl Grants {
         &mut self,
         now: Tick,
         partition: u16,
-        from: (u64, &[u8]),
+        from: EntryName<'_>,
         lease: Option<Lease>,
-        to: (u64, &[u8]),
+        to: EntryName<'_>,
     ) -> Moving {
-        let name: Name = (from.0, from.1.into());
+        let name: Name = (from.dir, from.name.into());
         let known = |grants: &Grants, is_directory| {
             let part = grants.parts.get(&partition)?;
             part.facts.get(&fact_of(from, is_directory)).copied().filter(|known| known.is_live(now))
@@ -323,7 +332,7 @@ impl Grants {
             self.mark(name);
             return Moving::Forget(fact);
         }
-        self.moving.entry(name).or_default().looked_up = now.after(self.terms.patience);
+        self.moving.entry(name).or_default().looked_up = now.after(self.terms.timeout);
         Moving::Again
     }
 
@@ -421,7 +430,7 @@ impl Grants {
             let left = self.left.entry(partition).or_default();
             *left = lease.max(*left);
         }
-        let patience = self.terms.patience;
+        let timeout = self.terms.timeout;
         let number = self.told + 1;
         let Some(part) = self.parts.get_mut(&partition).filter(|part| part.lease <= lease) else {
             return Leave::Free;
@@ -449,7 +458,7 @@ impl Grants {
                 self.told = number;
                 return Leave::Tell(number, live(part));
             }
-            State::Telling(_, since) if now.0.saturating_sub(since.0) >= patience => {
+            State::Telling(_, since) if now.0.saturating_sub(since.0) >= timeout => {
                 part.state = State::Forced(number);
                 self.told = number;
                 return Leave::Force(number, live(part));

@@ -12,7 +12,7 @@
 use super::ownership::Incarnation;
 
 /// Locks and waiters of one file at most.
-pub const MOST: usize = 4096;
+pub const MAX: usize = 4096;
 
 /// The two families of locks, which know nothing of each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,7 +98,7 @@ pub struct Waiter {
 
 /// Too many locks of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a file has {MOST} locks and waiters already")]
+#[error("a file has {MAX} locks and waiters already")]
 pub struct TooMany;
 
 /// What came of asking for a lock.
@@ -240,7 +240,7 @@ impl Locks {
 
     /// A lock may split two others.
     fn is_full(&self) -> bool {
-        self.held.len() + self.waiting.len() + 2 > MOST
+        self.held.len() + self.waiting.len() + 2 > MAX
     }
 
     fn serve_waiters(&mut self) {
@@ -522,7 +522,7 @@ mod tests {
         while locks.acquire(lock(ranges(0, 1), 2 * at, 2 * at, Mode::Exclusive)).is_ok() {
             at += 1;
         }
-        assert_eq!(locks.held.len(), MOST - 1);
+        assert_eq!(locks.held.len(), MAX - 1);
         let before = locks.clone();
         let one = lock(ranges(1, 1), 0, 0, Mode::Shared);
         assert_eq!(locks.acquire_or_wait(one, 1), Err(TooMany));

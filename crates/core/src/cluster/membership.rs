@@ -37,7 +37,7 @@ impl Terms {
     /// How long the other side waits, in nanoseconds: a fast clock here must not be done with the
     /// lease before a slow one there.
     #[must_use]
-    pub fn patience(&self) -> u64 {
+    pub fn timeout(&self) -> u64 {
         let drift = u128::from(self.drift_ppm.min(500_000));
         let waited = (u128::from(self.ttl) * (1_000_000 + drift)).div_ceil(1_000_000 - drift);
         u64::try_from(waited).unwrap_or(u64::MAX)
@@ -111,7 +111,7 @@ impl Membership {
     pub fn join(&mut self, now: Tick, node: NodeId) -> Epoch {
         self.forget_end(node);
         self.last = Epoch(self.last.0 + 1);
-        let until = now.after(self.terms.patience());
+        let until = now.after(self.terms.timeout());
         self.members.insert(node, Member { epoch: self.last, standing: Standing::Up, until });
         self.ends.insert((until, node));
         self.last
@@ -124,7 +124,7 @@ impl Membership {
     pub fn heartbeat(&mut self, now: Tick, node: NodeId, epoch: Epoch) -> Result<(), Fenced> {
         self.admit(node, epoch)?;
         self.forget_end(node);
-        let until = now.after(self.terms.patience());
+        let until = now.after(self.terms.timeout());
         if let Some(member) = self.members.get_mut(&node) {
             member.until = until;
         }

@@ -272,7 +272,7 @@ mod tests {
                 7 => self.restart(at),
                 _ => {
                     // Time passes for all but those in the mask, which die.
-                    self.now = self.now.after(Terms::default().patience() / 2 + 1);
+                    self.now = self.now.after(Terms::default().timeout() / 2 + 1);
                     for node in (0..NODES as usize).filter(|node| mask >> node & 1 == 0) {
                         let Incarnation { node, epoch } = self.incarnations[node];
                         let _ = self.members.heartbeat(self.now, node, epoch);

@@ -29,7 +29,7 @@ pub enum Redundancy {
 
 impl Redundancy {
     /// The most copies that can be asked for, and the most nodes that a code may bear the loss of.
-    pub const MOST: u8 = 8;
+    pub const MAX: u8 = 8;
     /// The most fragments that may be needed.
     pub const MAX_DATA: u8 = 16;
 
@@ -69,7 +69,7 @@ impl fmt::Display for Redundancy {
 
 /// What was given is no redundancy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is neither none nor replicas=N nor ec=K+M, perhaps with ,async: N and M from 1 to {most}, K from 2 to {data}", most = Redundancy::MOST, data = Redundancy::MAX_DATA)]
+#[error("'{0}' is neither none nor replicas=N nor ec=K+M, perhaps with ,async: N and M from 1 to {most}, K from 2 to {data}", most = Redundancy::MAX, data = Redundancy::MAX_DATA)]
 pub struct NotRedundancy(String);
 
 impl FromStr for Redundancy {
@@ -93,13 +93,11 @@ impl FromStr for Redundancy {
             number.filter(|number| (least..=most).contains(number)).ok_or_else(wrong)
         };
         match kind {
-            "replicas" => {
-                Ok(Redundancy::Replicas { copies: number(numbers, 1, Self::MOST)?, wait })
-            }
+            "replicas" => Ok(Redundancy::Replicas { copies: number(numbers, 1, Self::MAX)?, wait }),
             "ec" => {
                 let (data, parity) = numbers.split_once('+').ok_or_else(wrong)?;
                 let data = number(data, 2, Self::MAX_DATA)?;
-                Ok(Redundancy::Code { data, parity: number(parity, 1, Self::MOST)?, wait })
+                Ok(Redundancy::Code { data, parity: number(parity, 1, Self::MAX)?, wait })
             }
             _ => Err(wrong()),
         }
@@ -114,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn redundancy_when_shown_and_read_then_the_same(copies in 1..=Redundancy::MOST, wait: bool) {
+        fn redundancy_when_shown_and_read_then_the_same(copies in 1..=Redundancy::MAX, wait: bool) {
             let one = Redundancy::Replicas { copies, wait };
             prop_assert_eq!(one.to_string().parse(), Ok(one));
         }
@@ -122,7 +120,7 @@ mod tests {
         #[test]
         fn code_when_shown_and_read_then_the_same_and_any_loss_that_it_bears_leaves_enough(
             data in 2..=Redundancy::MAX_DATA,
-            parity in 1..=Redundancy::MOST,
+            parity in 1..=Redundancy::MAX,
             wait: bool,
         ) {
             let one = Redundancy::Code { data, parity, wait };

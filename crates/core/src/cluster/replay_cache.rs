@@ -9,8 +9,8 @@
 //! has been told, and the owner says so only when the call is not under way: so nothing that is asked
 //! for after that can be overtaken by it.
 //!
-//! An owner that has lost its memory knows no session, and refuses: then the asker knows that nobody
-//! knows.
+//! An owner that has lost its memory knows no session, and refuses the call: whether it was carried out
+//! can't be found out then, and the asker knows that.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -78,7 +78,7 @@ struct Seen {
 impl Seen {
     const APART: u32 = 29;
     /// All that is counted of uses, and of requests between them.
-    const MOST_USES: u32 = u32::MAX >> Self::APART;
+    const MAX_USES: u32 = u32::MAX >> Self::APART;
     const FURTHEST: u32 = (1 << Self::APART) - 1;
 
     fn first(now: u32) -> Self {
@@ -96,7 +96,7 @@ impl Seen {
     fn again(self, now: u32) -> Self {
         let age = now.wrapping_sub(self.last);
         let apart = if self.uses() == 1 { age } else { self.apart() / 2 + age / 2 };
-        let uses = (self.uses() + 1).min(Self::MOST_USES);
+        let uses = (self.uses() + 1).min(Self::MAX_USES);
         let apart_and_uses = uses << Self::APART | apart.min(Self::FURTHEST);
         Self { last: now, apart_and_uses, ..self }
     }

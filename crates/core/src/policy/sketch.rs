@@ -7,7 +7,7 @@
 use super::slab::mix;
 
 const ROWS: u64 = 4;
-const MOST: u64 = 15;
+const MAX: u64 = 15;
 /// Counters in one word.
 const LANES: u64 = 16;
 /// Bits of the doorkeeper for each object, and those that one object sets.
@@ -69,7 +69,7 @@ impl Sketch {
     fn least(&self, object: u64) -> u64 {
         let count = |row| {
             let (word, shift) = self.place(object, row);
-            (self.table[word] >> shift) & MOST
+            (self.table[word] >> shift) & MAX
         };
         (0..ROWS).map(count).min().unwrap_or(0)
     }
@@ -77,13 +77,13 @@ impl Sketch {
     /// One more in those counters of an object that are its smallest.
     fn raise(&mut self, object: u64) {
         let least = self.least(object);
-        if least == MOST {
+        if least == MAX {
             return;
         }
         for row in 0..ROWS {
             let (word, shift) = self.place(object, row);
             // Two rows may share a counter, which has grown then.
-            if (self.table[word] >> shift) & MOST == least {
+            if (self.table[word] >> shift) & MAX == least {
                 self.table[word] += 1 << shift;
             }
         }
@@ -150,7 +150,7 @@ mod tests {
         sketch.table[word] += 5 << shift;
         (0..4).for_each(|_| sketch.count(2));
         assert_eq!(sketch.least(2), 3);
-        assert_eq!((sketch.table[word] >> shift) & MOST, 5, "the larger one stays");
+        assert_eq!((sketch.table[word] >> shift) & MAX, 5, "the larger one stays");
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! better so far (Lykouris and Vassilvitskii, ICML 2018; Wei: "Better and simpler learning-augmented
 //! online caching", APPROX 2020, after Fiat et al., "Competitive paging algorithms", 1991). Hints
 //! that are right cost nothing, and wrong ones an additive amount: they are believed until the
-//! believing shadow has missed [`PATIENCE`] of the tier's bytes more than the other, and then not
+//! believing shadow has missed [`EXCESS_LIMIT`] of the tier's bytes more than the other, and then not
 //! until it is ahead by that, and by twice as much after every relapse. With a tier of C bytes and k
-//! relapses the bytes missed exceed S3-FIFO's by no more than the patience and one refill, 1.5 C,
+//! relapses the bytes missed exceed S3-FIFO's by no more than that limit and one refill, 1.5 C,
 //! for each; and k grows only as the logarithm of what the hints had saved in between.
 //!
 //! The shadows hold numbers, not bytes. A tier of many objects is represented by a sample of them,
@@ -23,8 +23,8 @@ use crate::reference::References;
 /// Most objects, ghosts included, that both shadows hold together.
 const SAMPLE: u64 = 1 << 15;
 /// The excess at which belief ends, as a part of the tier's bytes: one over this.
-const PATIENCE: i64 = 2;
-/// Most that the hints can have to their credit, in patiences.
+const EXCESS_LIMIT: i64 = 2;
+/// Most that the hints can have to their credit, in such limits.
 const CREDIT: i64 = 4;
 /// Relapses after which the price of a return stays the same.
 const RELAPSES: u32 = 16;
@@ -101,18 +101,18 @@ impl<O: NextUseOrder> Trial<O> {
     }
 
     fn judge(&mut self, excess: i64) {
-        let patience = (self.config.capacity as i64 / PATIENCE).max(1);
+        let limit = (self.config.capacity as i64 / EXCESS_LIMIT).max(1);
         self.excess = self.excess.saturating_add(excess);
         if self.believed {
-            self.excess = self.excess.max(-CREDIT * patience);
-            if self.excess > patience {
+            self.excess = self.excess.max(-CREDIT * limit);
+            if self.excess > limit {
                 self.believed = false;
                 self.relapses = (self.relapses + 1).min(RELAPSES);
                 self.excess = 0;
             }
         } else {
             self.excess = self.excess.min(0);
-            if self.excess < -patience.saturating_mul(1 << self.relapses) {
+            if self.excess < -limit.saturating_mul(1 << self.relapses) {
                 self.believed = true;
                 self.excess = 0;
             }

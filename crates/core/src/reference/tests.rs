@@ -78,7 +78,7 @@ fn references_up_to_fifty_out_of_place_then_nearly_all_come_true() {
 #[test]
 fn job_not_heard_of_then_without_credit_until_it_is() {
     let mut references = references(&[1, 2, 3]);
-    for _ in 0..=PATIENCE {
+    for _ in 0..=MAX_STRAYS {
         references.observe(77);
     }
     assert_eq!(references.future(2), Future::Unknown);

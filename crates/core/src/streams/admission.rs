@@ -683,7 +683,8 @@ impl Admission {
         &mut self,
         demands: &mut Vec<Demand>,
         layout: &Layout,
-        (rate, offset): (&Rate, u64),
+        rate: &Rate,
+        offset: u64,
         ends: Option<u64>,
     ) -> Result<Plan, Refusal> {
         let demand = Demand::new(rate, layout, offset, &self.profile, &self.config);

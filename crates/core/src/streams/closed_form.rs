@@ -18,7 +18,7 @@ use serde::Serialize;
 /// not always in binary.
 const NEARLY: f64 = 1e-9;
 /// More streams than any device has.
-const MOST: f64 = 1e9;
+const MAX: f64 = 1e9;
 
 /// What the arithmetic is about.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,7 +60,7 @@ pub struct BadModel;
 fn whole(quotient: f64) -> u64 {
     // The distance below which rounding errors lie grows with the number.
     let floor = (quotient + NEARLY * quotient.abs().max(1.0)).floor();
-    floor.clamp(0.0, MOST) as u64
+    floor.clamp(0.0, MAX) as u64
 }
 
 impl Model {

@@ -35,6 +35,21 @@ pub struct AccessTime {
     pub worst: f64,
 }
 
+impl AccessTime {
+    /// That of a device without geography, by mean, standard deviation and longest.
+    fn anywhere(mean: f64, deviation: f64, worst: f64) -> Self {
+        AccessTime {
+            distance: 0,
+            mean,
+            variance: deviation * deviation,
+            least: mean / 2.0,
+            median: mean,
+            q99: mean + 3.0 * deviation,
+            worst,
+        }
+    }
+}
+
 /// A part of the device that reads at one rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Zone {
@@ -111,24 +126,17 @@ impl DeviceProfile {
         match name {
             "table1" => Some(Self::of_disk("table1", &Disk::table_1())),
             "disk" => Some(Self::of_disk("disk", &Disk::modern())),
-            "ssd" => Some(Self::uniform("ssd", (80e-6, 40e-6, 1e-3), 2e9, 4)),
-            "object" => Some(Self::uniform("object", (40e-3, 20e-3, 0.4), 80e6, 16)),
+            "ssd" => Some(Self::uniform("ssd", AccessTime::anywhere(80e-6, 40e-6, 1e-3), 2e9, 4)),
+            "object" => {
+                Some(Self::uniform("object", AccessTime::anywhere(40e-3, 20e-3, 0.4), 80e6, 16))
+            }
             _ => None,
         }
     }
 
-    /// A device without geography: (mean, deviation, longest) seconds to get anywhere.
-    fn uniform(name: &str, (mean, sd, worst): (f64, f64, f64), rate: f64, parallel: u32) -> Self {
+    /// A device without geography, which takes as long to get anywhere.
+    fn uniform(name: &str, access: AccessTime, rate: f64, parallel: u32) -> Self {
         let capacity = 4_000_000_000_000;
-        let access = AccessTime {
-            distance: 0,
-            mean,
-            variance: sd * sd,
-            least: mean / 2.0,
-            median: mean,
-            q99: mean + 3.0 * sd,
-            worst,
-        };
         let zones = vec![Zone { end: capacity, rate }];
         let (version, name, access) = (VERSION, name.to_owned(), vec![access]);
         Self { version, name, capacity, access, zones, throttle: None, delay: 0.0, parallel }

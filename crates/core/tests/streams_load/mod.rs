@@ -60,8 +60,8 @@ impl Load {
         for at in 0..streams {
             let layout = Layout::contiguous(at * APART, FILE).expect("a layout");
             let (stream, title, rate) = (StreamId(at), Title(at), rate.clone());
-            let patience = Some(u64::MAX);
-            load.step(Event::Join { stream, title, rate, layout, offset: 0, patience });
+            let max_startup = Some(u64::MAX);
+            load.step(Event::Join { stream, title, rate, layout, offset: 0, max_startup });
         }
         assert_eq!(load.machine.population(), (streams, streams), "all are admitted");
         load

@@ -11,7 +11,7 @@ use crate::migrate::criu::Criu;
 use crate::migrate::images;
 use crate::run::files::{self, Known, Names};
 use crate::run::job::{self, Job, Machine};
-use crate::run::local::{Event, Kept, Local, RunSettings};
+use crate::run::local::{Event, Kept, Local, Plan, RunSettings};
 use crate::run::output::Output;
 use crate::run::plan::{self, Place};
 use crate::run::record::{JobRecord, Keeper, RunRecord, State, line_of, now_ms};
@@ -66,8 +66,8 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let reference = work.client.filter(|_| hinted).map(|client| Reference::new(client, job));
     let (events, heard) = mpsc::channel();
     hear_signals(events.clone())?;
-    let all = (&work.jobs[..], &work.before[..]);
-    let mut local = Local::new(all, queue, keeper, reference, settings, events)?;
+    let plan = Plan { jobs: &work.jobs, before: &work.before, queue };
+    let mut local = Local::new(plan, keeper, reference, settings, events)?;
     let ended = local.run(&heard);
     let Local { keeper, reference, .. } = local;
     if kept {

@@ -346,7 +346,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 fn is_served(mountpoint: &Path) -> bool {
     let (told, answer) = std::sync::mpsc::channel();
     let path = mountpoint.to_owned();
-    // It may never come back; then nobody hears it.
+    // It may never come back; then nobody is told.
     std::thread::spawn(move || {
         let _ = told.send(rustix::fs::statfs(path).map(|_| ()));
     });

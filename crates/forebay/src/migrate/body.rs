@@ -87,12 +87,13 @@ impl Body {
     pub fn save(
         &mut self,
         cooperation: &Cooperation,
-        (route, below): (&Route<'_>, &Path),
+        route: &Route<'_>,
+        below: &Path,
         within: Duration,
         stop: &AtomicBool,
     ) -> Result<Saved, Error> {
         match self {
-            Self::Here(task) => source::save(task, cooperation, (route, below), within, stop),
+            Self::Here(task) => source::save(task, cooperation, route, below, within, stop),
             Self::There(remote) => remote.save(within),
         }
     }

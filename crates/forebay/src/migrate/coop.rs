@@ -24,11 +24,11 @@ pub const VARIABLE: &str = "FOREBAY_CHECKPOINT";
 /// The longest line.
 const MAX_LINE: u64 = 8 << 10;
 /// How long somebody who has connected may take to register, and a line to be sent.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two looks whether somebody does not want to wait any longer.
 const LOOK: Duration = Duration::from_millis(20);
 /// Connections at a time: there is one that counts.
-const MOST: usize = 8;
+const MAX: usize = 8;
 
 /// Where a task registers, and who has.
 pub struct Cooperation {
@@ -201,7 +201,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
-        if shared.connections.fetch_add(1, Ordering::AcqRel) >= MOST {
+        if shared.connections.fetch_add(1, Ordering::AcqRel) >= MAX {
             shared.connections.fetch_sub(1, Ordering::AcqRel);
             continue;
         }
@@ -219,8 +219,8 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 
 fn serve(stream: UnixStream, shared: &Shared) -> io::Result<()> {
     is_ours(&stream)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut out = stream.try_clone()?;
     let pid = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     let mut lines = BufReader::new(stream);

@@ -461,8 +461,7 @@ impl Host {
         let task = self.task.as_ref().ok_or_else(no_task)?;
         let route = Route { mount: Some(&self.seen), same_machine: false };
         let within = Duration::from_millis(within_ms);
-        let look = (&route, &*self.seen);
-        source::save(task, &self.cooperation, look, within, &self.wanted)
+        source::save(task, &self.cooperation, &route, &self.seen, within, &self.wanted)
     }
 
     /// Has the task end, whose state is saved. What has the task's place stays: it may have to begin here

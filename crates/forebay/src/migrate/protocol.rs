@@ -18,7 +18,7 @@ use crate::run::record::began;
 /// The longest line of the protocol, and the longest record.
 const MAX_BYTES: u64 = 64 << 10;
 /// How long somebody who has connected may take to say what he wants.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is noted of a task while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -278,8 +278,8 @@ impl Caller {
     /// Hears what he wants.
     pub fn hear(stream: UnixStream) -> io::Result<(Self, Ask)> {
         is_ours(&stream)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         let mut reader = BufReader::new(stream);
         let ask = receive(&mut reader)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok((Self(reader.into_inner()), ask))

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::tree::{Kind, Tree};
 
 /// Reasons that are told at most.
-const MOST: usize = 5;
+const MAX: usize = 5;
 
 /// Where a task is to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub fn reasons(tree: &Tree, route: &Route<'_>) -> Vec<String> {
         ));
     }
     reasons.dedup();
-    let more = reasons.len().saturating_sub(MOST);
-    reasons.truncate(MOST);
+    let more = reasons.len().saturating_sub(MAX);
+    reasons.truncate(MAX);
     if more > 0 {
         reasons.push(format!("and {more} more reasons"));
     }
@@ -120,7 +120,7 @@ mod tests {
         let many = (0..20).map(|at| opened(&format!("/dev/pts/{at}"), Kind::Terminal)).collect();
         let tree = Tree { opened: many, ..Tree::default() };
         let told = reasons(&tree, &Route { mount: None, same_machine: true });
-        assert_eq!(told.len(), MOST + 1);
-        assert_eq!(told[MOST], "and 15 more reasons");
+        assert_eq!(told.len(), MAX + 1);
+        assert_eq!(told[MAX], "and 15 more reasons");
     }
 }

@@ -52,7 +52,7 @@ impl Keeper {
         let (asked, within) = (Instant::now(), Duration::from_millis(ask.save_within_ms));
         let mount = self.settings.mount.clone();
         let route = Route { mount: mount.as_deref(), same_machine };
-        let saved = body.save(&self.cooperation, (&route, &below), within, &self.wanted);
+        let saved = body.save(&self.cooperation, &route, &below, within, &self.wanted);
         let saved = saved.map_err(|error| {
             let fate = fate(body);
             Error::Failed(format!("{fate}, its state was not saved: {error}"))

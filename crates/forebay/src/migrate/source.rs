@@ -88,7 +88,8 @@ pub fn write_down(
 pub fn save(
     task: &Task,
     cooperation: &Cooperation,
-    (route, below): (&Route<'_>, &Path),
+    route: &Route<'_>,
+    below: &Path,
     within: Duration,
     stop: &AtomicBool,
 ) -> Result<Saved, Error> {

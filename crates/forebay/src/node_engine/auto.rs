@@ -17,7 +17,7 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// Between two looks whether the mount has ended.
 const LOOK: Duration = Duration::from_millis(100);
 /// Tasks of a node that are told of, the busiest.
-const MOST_TASKS: usize = 128;
+const MAX_TASKS: usize = 128;
 /// What was accessed longer ago than this is past.
 const PAST: Duration = Duration::from_secs(60);
 
@@ -191,7 +191,7 @@ fn view(node: &Arc<Node>, auto: &Auto) -> Option<View> {
     let mut recorded = node.recorded_tasks();
     recorded.retain(|task| task.age < PAST);
     recorded.sort_by_key(|task| std::cmp::Reverse(task.entries.len()));
-    recorded.truncate(MOST_TASKS);
+    recorded.truncate(MAX_TASKS);
     let tasks = recorded.into_iter().map(|task| {
         let name = without_rank(&task.label);
         let used = usage.get(name).copied().unwrap_or_default();

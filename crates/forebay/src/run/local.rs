@@ -123,11 +123,20 @@ pub struct Ended {
     pub signal: Option<i32>,
 }
 
+/// What is to be run, and in which order.
+pub struct Plan<'a> {
+    /// The jobs.
+    pub jobs: &'a [Job],
+    /// Which jobs each one waits for.
+    pub before: &'a [Vec<usize>],
+    /// Which job begins where, and when.
+    pub queue: Queue,
+}
+
 impl<'a> Local<'a> {
     /// A run that is about to begin.
     pub fn new(
-        (jobs, before): (&'a [Job], &'a [Vec<usize>]),
-        queue: Queue,
+        plan: Plan<'a>,
         keeper: Keeper,
         reference: Option<Reference>,
         settings: RunSettings,
@@ -136,12 +145,12 @@ impl<'a> Local<'a> {
         let children = Children::new(&keeper.record.run, events.clone())
             .map_err(Error::io("starting to watch jobs"))?;
         Ok(Self {
-            jobs,
-            queue,
+            jobs: plan.jobs,
+            queue: plan.queue,
             keeper,
             reference,
             settings,
-            after: followers(before),
+            after: followers(plan.before),
             done: 0,
             children,
             events,

@@ -53,7 +53,7 @@ pub fn queue(
     let mut numbers: HashMap<&PathBuf, u64> = HashMap::new();
     for (at, path) in inputs.iter().enumerate() {
         numbers.insert(path, at as u64);
-        let (size, holders) = residence(&known[at], places);
+        let (size, holders) = location(&known[at], places);
         queue.file(at as u64, size, &holders);
     }
     for path in jobs.iter().flat_map(|job| &job.outputs) {
@@ -80,7 +80,7 @@ pub fn queue(
 
 /// The bytes of a file that are to be brought, and to which nodes they need not be. Of a file that is
 /// there in part, on a single node the rest alone counts.
-fn residence(known: &Known, places: &[Place]) -> (u64, Vec<usize>) {
+fn location(known: &Known, places: &[Place]) -> (u64, Vec<usize>) {
     if let [_] = places {
         let missing = known.size - known.resident;
         // What the daemon knows nothing of is read where it is.

@@ -56,7 +56,7 @@ static void leave(void)
 }
 
 /* A node that is started again may need a moment. */
-static FILE *open_patiently(const char *path, const char *mode)
+static FILE *open_with_retries(const char *path, const char *mode)
 {
     for (int tries = 0; tries < 6000; tries++) {
         FILE *file = fopen(path, mode);
@@ -76,16 +76,16 @@ int main(int argc, char **argv)
     if (argc < 3 || chdir(argv[1]) != 0)
         return 1;
     if (forebay_checkpoint_state()) {
-        FILE *file = open_patiently(forebay_checkpoint_state(), "r");
+        FILE *file = open_with_retries(forebay_checkpoint_state(), "r");
         if (fscanf(file, "%ld %ld %ld %ld", &model.h, &model.i, &model.step, &model.length) != 4)
             return 2;
         fclose(file);
     }
     snprintf(name, sizeof name, "begun.%d", forebay_checkpoint_restarts());
-    FILE *begun = open_patiently(name, "w");
+    FILE *begun = open_with_retries(name, "w");
     fprintf(begun, "%s", forebay_checkpoint_nodes() ? forebay_checkpoint_nodes() : "");
     fclose(begun);
-    model.out = open_patiently("out", "a");
+    model.out = open_with_retries("out", "a");
     if (ftruncate(fileno(model.out), model.length) != 0 || fseek(model.out, 0, SEEK_END) != 0)
         return 3;
     if (forebay_checkpoint_register(0, save, &model) != 0) {

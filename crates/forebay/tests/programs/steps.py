@@ -12,7 +12,7 @@ def wait_while(name):
         time.sleep(0.01)
 
 
-def open_patiently(path, mode):
+def open_with_retries(path, mode):
     """A node that is started again may need a moment."""
     for _ in range(6000):
         try:
@@ -50,11 +50,11 @@ def main():
     steps, model = int(sys.argv[2]), Model()
     os.chdir(sys.argv[1])
     if forebay_checkpoint.state():
-        with open_patiently(forebay_checkpoint.state(), "r") as file:
+        with open_with_retries(forebay_checkpoint.state(), "r") as file:
             model.h, model.i, model.step, model.length = map(int, file.read().split())
-    with open_patiently(f"begun.{forebay_checkpoint.restarts()}", "w") as begun:
+    with open_with_retries(f"begun.{forebay_checkpoint.restarts()}", "w") as begun:
         begun.write(",".join(forebay_checkpoint.nodes()))
-    model.out = open_patiently("out", "a")
+    model.out = open_with_retries("out", "a")
     model.out.truncate(model.length)
     checkpoint = forebay_checkpoint.Checkpoint(model.save)
     try:

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 
@@ -153,7 +153,7 @@ impl Drop for Site {
             let is_daemon = line.windows(mine.len()).any(|part| part == mine)
                 && line.split(|byte| *byte == 0).nth(1) == Some(b"daemon");
             if is_daemon {
-                wait_for(Duration::from_secs(5), || !alive(pid));
+                let _ = wait_for(Duration::from_secs(5), || !alive(pid));
                 if alive(pid) {
                     signal(pid, rustix::process::Signal::KILL);
                 }
@@ -185,13 +185,4 @@ pub fn signal(pid: i32, signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal);
 }
 
-pub fn wait_for(limit: Duration, condition: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !condition() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    true
-}
+pub use forebay_testing::wait_for;

@@ -51,7 +51,7 @@ pub(crate) enum Left {
     /// This request, unanswered.
     Request(u64),
     /// This request, of which a part is overwritten.
-    Remains(u64),
+    Damaged(u64),
 }
 
 impl Journal {
@@ -122,7 +122,7 @@ impl Journal {
             let kept = layout.kept as usize;
             self.page.copy_from_nonoverlapping(layout.header.as_ptr(), IN_HEADER);
             if kept > KEPT {
-                return Left::Remains(commit_id);
+                return Left::Damaged(commit_id);
             }
             let size = layout.payload.to_ne_bytes();
             self.page.add(payload_size_at).copy_from_nonoverlapping(size.as_ptr(), size.len());
@@ -190,7 +190,7 @@ mod tests {
         // SAFETY: the entry is this test's.
         unsafe {
             journal.begin(7, 4000, 4000);
-            assert_eq!(journal.left(7, SIZE_AT), Left::Remains(7));
+            assert_eq!(journal.left(7, SIZE_AT), Left::Damaged(7));
             journal.begin(9, 4000, 8);
             assert_eq!(journal.left(9, SIZE_AT), Left::Request(9));
         }

@@ -68,7 +68,7 @@ impl Trial {
             // SAFETY: as above; it is taken back below.
             Left::Request(_) => unsafe { serve_entry(dispatch, &self.queue, 0, mark) },
             // SAFETY: as above.
-            Left::Remains(_) => unsafe { fail_entry(dispatch, &self.queue, 0) },
+            Left::Damaged(_) => unsafe { fail_entry(dispatch, &self.queue, 0) },
         };
         release();
         let mut answered = Vec::new();

@@ -64,7 +64,8 @@ impl<H: Handler> Worker<H> {
         gate: Arc<Gate>,
         index: usize,
         inherited: HandedOver,
-        (queue, ring): (Arc<Queue>, Ring),
+        queue: Arc<Queue>,
+        ring: Ring,
     ) -> Self {
         let depth = queue.depth();
         Self {
@@ -99,8 +100,8 @@ impl<H: Handler> Worker<H> {
             self.refuse();
         }
         registered(outcome);
-        for left in held {
-            self.serve_held(left);
+        for (entry, left) in held {
+            self.serve_held(entry, &left);
         }
         if self.inherited != HandedOver::Nothing {
             self.dispatch.connection.catches_up();
@@ -162,8 +163,8 @@ impl<H: Handler> Worker<H> {
     }
 
     /// Serves a request that was in an entry from the start.
-    fn serve_held(&mut self, (entry, left): (u16, Left)) {
-        if matches!(left, Left::Remains(_)) {
+    fn serve_held(&mut self, entry: u16, left: &Left) {
+        if matches!(left, Left::Damaged(_)) {
             // SAFETY: nobody else has the entry.
             let known = unsafe { fail_entry(&self.dispatch, &self.queue, entry) };
             self.commits[usize::from(entry)] = known;

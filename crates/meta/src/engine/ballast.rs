@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, fallocate, statfs, statvfs};
 
 const LEAST: u64 = 1 << 20;
-const MOST: u64 = 16 << 20;
+const MAX: u64 = 16 << 20;
 /// The share of its disk that a ballast takes.
 const SHARE: u64 = 64;
 /// How often a missing ballast is tried again.
@@ -57,7 +57,7 @@ impl Ballast {
         self.tried = Some(Instant::now());
         let Some(dir) = self.path.parent() else { return };
         let Ok(disk) = statvfs(dir) else { return };
-        let bytes = (disk.f_blocks * disk.f_frsize / SHARE).clamp(LEAST, MOST);
+        let bytes = (disk.f_blocks * disk.f_frsize / SHARE).clamp(LEAST, MAX);
         if self.there || disk.f_bavail * disk.f_frsize < 3 * bytes {
             return;
         }

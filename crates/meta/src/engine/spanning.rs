@@ -38,7 +38,7 @@ const INTENT: &[u8] = b"\0T";
 const OURS: u8 = 0;
 
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_millis(20);
 /// A call that is stopped by locks for so long fails.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
@@ -214,12 +214,12 @@ impl<E: Engine> Spanning<E> {
 
     fn execute_spanning(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
         let mut parts = split(transaction);
-        let Some(home) = parts.pop_first() else {
+        let Some((home, home_part)) = parts.pop_first() else {
             return Ok(Outcome::Committed(Vec::new()));
         };
         let wait = Wait::new(self.timeout);
         loop {
-            if let Some(outcome) = self.attempt(transaction, &home, &parts)? {
+            if let Some(outcome) = self.attempt(transaction, home, &home_part, &parts)? {
                 return Ok(outcome);
             }
             wait.check()?;
@@ -230,12 +230,13 @@ impl<E: Engine> Spanning<E> {
     fn attempt(
         &self,
         transaction: &MiniTransaction,
-        (home, home_part): &(u16, Part),
+        home: u16,
+        home_part: &Part,
         parts: &BTreeMap<u16, Part>,
     ) -> Result<Option<Outcome>, EngineError> {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let id = [self.process.as_slice(), &number.to_be_bytes()].concat();
-        let held = PbLock { transaction: id.clone(), home: (*home).into() }.encode_to_vec();
+        let held = PbLock { transaction: id.clone(), home: home.into() }.encode_to_vec();
         let mut values = vec![None; transaction.read.len()];
         let mut locked = Vec::new();
         for (partition, part) in parts.iter().rev() {
@@ -249,7 +250,7 @@ impl<E: Engine> Spanning<E> {
             locked.push(*partition);
         }
         let intent = intent_of(parts);
-        let key = intent_key(*home, &id);
+        let key = intent_key(home, &id);
         let mut commit = home_part.transaction.clone();
         commit.compare.push(Compare { key: key.clone(), expect: Expect::Absent });
         commit.write.push(Write::Put(key.clone(), intent.encode_to_vec()));
@@ -450,7 +451,7 @@ impl Wait {
 
     fn pause(&mut self) {
         std::thread::sleep(self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
     }
 
     fn check(&self) -> Result<(), EngineError> {

@@ -55,7 +55,7 @@ struct Sizes {
 
 impl KnownSizes {
     /// Programs set the attributes of one file after the other.
-    const MOST: usize = 64;
+    const MAX: usize = 64;
 
     fn get(&self, ino: Ino, change: u64) -> Option<XattrSizes> {
         let sizes = self.0.lock();
@@ -74,7 +74,7 @@ impl KnownSizes {
             return;
         }
         sizes.known.retain(|(of, ..)| *of != ino);
-        if sizes.known.len() >= Self::MOST {
+        if sizes.known.len() >= Self::MAX {
             sizes.known.remove(0);
         }
         sizes.known.push((ino, change, found));

@@ -130,13 +130,13 @@ impl Check<'_> {
         let bytes = key.bytes();
         let checked = match (bytes.first().copied(), keys::number(bytes)) {
             (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _)
-            | (Some(keys::ESTATE | keys::ORDER | keys::TAKEN | keys::WAITING), _) => Ok(()),
+            | (Some(keys::NODE_STATUS | keys::ORDER | keys::TAKEN | keys::WAITING), _) => Ok(()),
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),
                 keys::ENTRY => self.check_entry(Ino(number), key, value),
                 keys::NAME => self.check_name(Ino(number), key),
                 keys::XATTR => self.check_xattr(Ino(number), key),
-                keys::GHOST => self.check_stale_name(Ino(number), key),
+                keys::STALE_NAME => self.check_stale_name(Ino(number), key),
                 keys::QUEUE => self.check_queue(Seq(number), key, value),
                 keys::ORPHAN => self.check_orphan(Ino(number), key),
                 keys::HARD_LINK => self.check_hard_link(number, key, value),
@@ -595,7 +595,7 @@ impl MetaStore {
                     Some(keys::RECORD) => counts.inodes += 1,
                     Some(keys::QUEUE) => counts.queued += 1,
                     Some(keys::ORPHAN) => counts.orphans += 1,
-                    Some(keys::GHOST) => counts.stale_names += 1,
+                    Some(keys::STALE_NAME) => counts.stale_names += 1,
                     _ => {}
                 }
             }

@@ -18,7 +18,7 @@ struct Since {
 }
 
 /// More than a directory has mostly; a sync is cheap beside what brought so many.
-const MOST: usize = 1 << 16;
+const MAX: usize = 1 << 16;
 
 impl Default for Fresh {
     fn default() -> Self {
@@ -32,7 +32,7 @@ impl Fresh {
             return;
         }
         let mut since = self.0.lock();
-        if since.files.len() + files.len() > MOST {
+        if since.files.len() + files.len() > MAX {
             *since = Since { files: HashSet::new(), any: true };
         } else if !since.any {
             since.files.extend(files);

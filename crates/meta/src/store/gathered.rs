@@ -178,7 +178,7 @@ impl MetaStore {
             census.orphans.extend(numbers.map(Ino));
             // After the scans, which finish what others left half done.
             census.counts.inodes += self.engine.count(partition, &[keys::RECORD])?;
-            census.counts.stale_names += self.engine.count(partition, &[keys::GHOST])?;
+            census.counts.stale_names += self.engine.count(partition, &[keys::STALE_NAME])?;
         }
         Ok(census)
     }

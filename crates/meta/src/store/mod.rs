@@ -75,7 +75,7 @@ const NAME_MAX: usize = 255;
 
 /// How long another process's transaction over several partitions may stand still, with no sign that
 /// it was committed, before it is given up.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SPANNING_TIMEOUT: Duration = Duration::from_secs(1);
 
 const FORMAT: &str = "forebay.format";
 const HIGH_WATER: &str = "forebay.ino-high-water";
@@ -162,7 +162,7 @@ impl MetaStore {
     pub fn open(engine: Box<dyn Engine>, options: &Options) -> Result<Self> {
         let engine = match engine.spans_partitions() {
             true => engine,
-            false => Box::new(Spanning::new(Arc::<dyn Engine>::from(engine), PATIENCE)?),
+            false => Box::new(Spanning::new(Arc::<dyn Engine>::from(engine), SPANNING_TIMEOUT)?),
         };
         let layout = match engine.prefers_one_partition() {
             true => Layout::Gathered,

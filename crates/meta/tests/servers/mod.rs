@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_meta::{Engine, LeaseOptions, LeaseTerms, Leased, Redis, RedisOptions};
 
@@ -275,11 +275,7 @@ impl Servers {
     }
 
     pub fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while !done(self) {
-            assert!(Instant::now() < end, "in vain: {what}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        forebay_testing::wait_until(what, || done(self));
     }
 
     /// The address of all servers, with a name for the file system.

@@ -251,9 +251,9 @@ impl Node {
         }
     }
 
-    /// Whether another node has to be asked to write a file back before it is opened for reading
-    /// here; else by way of whom it is read, if not here.
-    pub(crate) fn read_right(
+    /// How a file is opened for reading that another node owns: that node is asked to write it back, or
+    /// reads are forwarded to it.
+    pub(crate) fn read_mode(
         &self,
         cluster: &Cluster,
         ino: Ino,

@@ -204,8 +204,8 @@ impl Node {
         Ok(Some(handle))
     }
 
-    /// By way of whom a handle is used; `None` if the file is here. A handle that can write it here
-    /// keeps it here then.
+    /// The node that the calls of a handle are forwarded to; `None` if the file is here. A handle that
+    /// can write it here keeps it here then.
     fn owner_of_handle(&self, ino: Ino, open: &OpenHandle) -> Result<Option<Incarnation>> {
         let Some(cluster) = &self.cluster else { return Ok(None) };
         if let Some(node) = u16::try_from(open.owner_node).ok().filter(|node| *node != 0) {
@@ -214,13 +214,13 @@ impl Node {
         if !open.write {
             return Ok(None);
         }
-        let mut holds = cluster.holds.stripe(ino).lock();
-        if !holds.contains_key(&ino.0)
+        let mut pins = cluster.write_pins.stripe(ino).lock();
+        if !pins.contains_key(&ino.0)
             && let Ownership::Other(other) = self.meta.take_ownership(ino)?
         {
             return Ok(Some(other));
         }
-        *holds.entry(ino.0).or_insert(0) += 1;
+        *pins.entry(ino.0).or_insert(0) += 1;
         Ok(None)
     }
 }

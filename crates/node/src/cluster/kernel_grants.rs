@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_core::cluster::grants::{Fact, Grants, Lease, LeaseKey, Leave, Moving, Terms};
+use forebay_core::cluster::grants::{
+    EntryName, Fact, Grants, Lease, LeaseKey, Leave, Moving, Terms,
+};
 use forebay_core::unit::Tick;
 use forebay_meta::{LeaseObserver, NameIn, Record, Tenure};
 use forebay_types::{FileKind, Ino};
@@ -113,7 +115,8 @@ impl KernelGrants {
     ) -> Result<(Option<KernelGrant>, Option<Fact>)> {
         let lease = basis.map(|basis| Lease { key: basis.key(), left: basis.time(Duration::MAX) });
         let partition = from.dir.partition();
-        let (old, new) = ((from.dir.0, from.name), (to.dir.0, to.name));
+        let old = EntryName { dir: from.dir.0, name: from.name };
+        let new = EntryName { dir: to.dir.0, name: to.name };
         let moving = self.grants.lock().rename(self.now(), partition, old, lease, new);
         let (mut facts, mut forget) = (Vec::new(), None);
         match moving {

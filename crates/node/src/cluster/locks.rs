@@ -217,12 +217,12 @@ impl Node {
         if !cluster.has_lost_its_lease() {
             return Ok(cluster);
         }
-        // Others may take away what this node would lock now, unless they hear it first: a heartbeat
+        // Others may take away what this node would lock now, unless they get its heartbeat first, which
         // can be late on a machine that has much to do.
         if !cluster.is_fenced()
             && let Err(error) = self.say_alive(cluster)
         {
-            tracing::debug!(%error, "no locks are given while nobody hears this node");
+            tracing::debug!(%error, "no locks are given while the heartbeat of this node does not arrive");
         }
         match cluster.has_lost_its_lease() {
             true => Err(Errno::NOLCK.into()),

@@ -84,7 +84,7 @@ pub(crate) const NO_SECRET: &str = "off";
 pub(crate) struct Cluster {
     me: Incarnation,
     config: ClusterConfig,
-    holds: write_pins::WritePins,
+    write_pins: write_pins::WritePins,
     recalls: recalls::Recalls,
     /// From when on its time is counted.
     started: BootInstant,
@@ -141,7 +141,7 @@ impl Cluster {
             store,
             works: Mutex::default(),
             config,
-            holds: write_pins::WritePins::default(),
+            write_pins: write_pins::WritePins::default(),
             recalls: recalls::Recalls::default(),
             beaten: Mutex::new(BootInstant::now()),
             fenced: AtomicBool::new(false),

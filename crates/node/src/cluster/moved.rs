@@ -26,7 +26,7 @@ pub(crate) const MOVED: u32 = 48;
 const WITHIN: Duration = Duration::from_secs(1);
 /// A kernel is waited for so long. It may not listen, as a program holds the directory's lock that
 /// waits for the node whose rename this is; it is told when that has gone on.
-const PATIENCE: Duration = Duration::from_millis(250);
+const KERNEL_TIMEOUT: Duration = Duration::from_millis(250);
 /// So many nodes are told at a time.
 const AT_ONCE: usize = 16;
 
@@ -97,7 +97,7 @@ impl Node {
             let _ = done.try_send(());
         };
         kernel.expire(moved.names.into_iter().map(fact).collect(), Box::new(done));
-        if heard.recv_timeout(PATIENCE).is_err() {
+        if heard.recv_timeout(KERNEL_TIMEOUT).is_err() {
             tracing::debug!("the kernel has not forgotten yet where a directory was");
         }
         Ok(())

@@ -18,7 +18,7 @@ use crate::residency::files::File;
 
 const SHARDS: usize = 64;
 /// Files of which something is known, in each shard.
-const MOST: usize = 1024;
+const MAX: usize = 1024;
 
 /// A version of a file, as this node shows it.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ impl Pages {
         if !certain() {
             return;
         }
-        if shard.len() >= MOST && !shard.contains_key(&ino.0) {
+        if shard.len() >= MAX && !shard.contains_key(&ino.0) {
             // Any one: it costs its next open the pages.
             if let Some(other) = shard.keys().next().copied() {
                 shard.remove(&other);

@@ -28,12 +28,12 @@ use crate::residency::seams::{Deliver, Extents, SharedCopy};
 
 /// How long another node may take for one extent. One that is gone is noticed sooner, by its
 /// connection.
-const PATIENCE: Duration = Duration::from_secs(12);
+const EXTENT_TIMEOUT: Duration = Duration::from_secs(12);
 /// Who waits for another node's read of the backing store does not wait longer.
-const LONGEST_WAIT: Duration = Duration::from_secs(15);
+const MAX_WAIT: Duration = Duration::from_secs(15);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 /// The longest extent that is asked for.
-const MOST: u64 = 8 << 20;
+const MAX: u64 = 8 << 20;
 /// Who waits for somebody who fetches looks as often whether what he wants is there.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The directory node of a file is told of so many extents at once that came from other nodes.
@@ -71,7 +71,7 @@ impl Node {
 
     /// A version of a file as nodes share it; `None` if there is nobody to share it with.
     pub(crate) fn shared(&self, ino: Ino, print: &Fingerprint, unit: u64) -> Option<SharedCopy> {
-        let sharable = print.size > 0 && unit > 0 && unit.min(print.size) <= MOST;
+        let sharable = print.size > 0 && unit > 0 && unit.min(print.size) <= MAX;
         (sharable && self.has_peers()).then(|| {
             let (version, size) = (version_of(print), print.size);
             let of = Extents { ino: ino.0, version, size, unit, indexes: Vec::new() };
@@ -110,7 +110,7 @@ impl Node {
         todo: &mut Vec<u64>,
         deliver: Deliver<'_>,
     ) -> Result<bool> {
-        let (until, mut pause) = (Instant::now() + LONGEST_WAIT, PAUSES.0);
+        let (until, mut pause) = (Instant::now() + MAX_WAIT, PAUSES.0);
         let mut failures = 0;
         while !todo.is_empty() {
             let ends = self.stopping.load(Ordering::Relaxed);
@@ -208,7 +208,7 @@ impl Node {
         }
         let (mut room, mut came) = (true, Vec::new());
         let wanted = Wanted { ino, version, extents: &extents, verify: None };
-        let fetcher = Fetcher { timeout: PATIENCE, ..Fetcher::default() };
+        let fetcher = Fetcher { timeout: EXTENT_TIMEOUT, ..Fetcher::default() };
         let fetched = fetcher.fetch(&wanted, &copies, |extent, bytes| -> Result<()> {
             let range = extent.offset..extent.offset + u64::from(extent.len);
             room = room && deliver(range, &bytes, Source::Peer)?;

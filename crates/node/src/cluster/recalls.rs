@@ -158,13 +158,13 @@ impl Node {
     }
 
     /// Writes a file back that another node wants, and gives it up if that is wanted; `EBUSY` if
-    /// programs here can write it, after some timeout with them if there is to be any.
+    /// programs here can write it: at once, or with `waits` if they still can after the timeout.
     pub(crate) fn handle_recall(
         &self,
         cluster: &Cluster,
         ino: Ino,
         aim: RecallAim,
-        patient: bool,
+        waits: bool,
     ) -> Result<()> {
         let until = Instant::now() + cluster.config.timeout;
         loop {
@@ -181,9 +181,9 @@ impl Node {
                 };
             }
             // Also by a mapping that outlasted its open file.
-            let held = self.is_held(cluster, ino)
+            let pinned = self.is_pinned_for_writing(cluster, ino)
                 || record.is_behind() && self.residency.is_mapped_by_the_kernel(&file)?;
-            if !held {
+            if !pinned {
                 if record.is_behind() {
                     self.writeback.reconcile(ino)?;
                 }
@@ -191,7 +191,7 @@ impl Node {
                     return Ok(());
                 }
             }
-            if held && !patient || Instant::now() >= until {
+            if pinned && !waits || Instant::now() >= until {
                 return Err(Errno::BUSY.into());
             }
             thread::sleep(LAST_PAUSE / 4);

@@ -28,7 +28,7 @@ pub(crate) const SETTLE: u32 = 17;
 const SETTLED: u32 = 64;
 /// For how long an owner is told that a call was given up, before its program is answered. Else it is
 /// told before the next call about the file.
-const FAREWELL: Duration = Duration::from_secs(2);
+const GIVE_UP_LIMIT: Duration = Duration::from_secs(2);
 /// When an asker is to ask again for what is under way.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -242,7 +242,7 @@ impl<'a> Asking<'a> {
         let doubt = self.doubt && !matches!(done, Ok(Some(_)));
         if let (Some(cluster), Some((owner, _)), true) = (&self.node.cluster, self.turn, doubt) {
             self.leave(cluster);
-            let until = Instant::now() + FAREWELL;
+            let until = Instant::now() + GIVE_UP_LIMIT;
             if !self.node.tell_given_up(cluster, owner, self.ino, until) {
                 tracing::warn!(ino = %self.ino, %owner, "an owner will hear later of what was given up");
             }

@@ -20,11 +20,12 @@ use crate::residency::files::{File, FileRef};
 type Version = Option<Fingerprint>;
 
 impl Node {
-    /// The record of a file that is about to be opened, once the newest bytes are here or in the
-    /// backing store, or it is known by way of whom they are had; and for a writer the right to write.
+    /// The record of a file that is about to be opened, and how it is accessed. The newest bytes are
+    /// here or in the backing store then, or calls are forwarded to the node that has them. A writer
+    /// gets a write pin.
     ///
     /// # Errors
-    /// As [`Node::hold`].
+    /// As [`Node::pin_for_writing`].
     pub(crate) fn newest(
         &self,
         context: &Context,
@@ -36,8 +37,8 @@ impl Node {
         };
         // What is cached will do for the type, which never changes.
         if write && self.meta.get(ino)?.attr.kind == FileKind::Regular {
-            let hold = self.hold(context, ino)?;
-            return Ok((self.meta.get_now(ino)?, hold));
+            let mode = self.pin_for_writing(context, ino)?;
+            return Ok((self.meta.get_now(ino)?, mode));
         }
         let record = self.meta.get_now(ino)?;
         if record.attr.kind != FileKind::Regular {
@@ -50,10 +51,10 @@ impl Node {
         let until = Instant::now() + cluster.config.timeout;
         let mut owner = owner;
         let record = loop {
-            let right = self.read_right(cluster, ino, owner, until)?;
+            let mode = self.read_mode(cluster, ino, owner, until)?;
             let record = self.meta.get_now(ino)?;
-            if matches!(right, AccessMode::Forwarded(_)) {
-                return Ok((record, right));
+            if matches!(mode, AccessMode::Forwarded(_)) {
+                return Ok((record, mode));
             }
             // Perhaps it has changed hands, and the next one has not written it back either.
             match record.owner.filter(|now| *now != owner && now.node != cluster.me.node) {

@@ -40,7 +40,7 @@ pub(crate) enum AccessMode<'a> {
     Read,
     /// Written.
     Pinned(WritePin<'a>),
-    /// Read and written by way of its owner.
+    /// Reads and writes are forwarded to its owner.
     Forwarded(Incarnation),
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct WritePin<'a> {
 }
 
 impl WritePin<'_> {
-    /// Leaves the right to a handle, which gives it back by [`Node::unpin`].
+    /// Leaves the pin to a handle, which gives it back by [`Node::unpin`].
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -65,14 +65,14 @@ impl Drop for WritePin<'_> {
 }
 
 impl Node {
-    /// Gets the right to write a file; without a cluster there is none to get. If another node owns
+    /// Pins a file that is to be written; without a cluster there is nothing to pin. If another node owns
     /// it, that one is asked to give it up, and this waits until it does, unless its programs can
-    /// write it and it can be written by way of that node.
+    /// write it and writes can be forwarded to that node.
     ///
     /// # Errors
     /// `EBUSY` if its programs keep the file open for writing and nodes do not talk to each other;
     /// `EHOSTDOWN` if it does not answer; `ESTALE` if this node is fenced.
-    pub(crate) fn hold(&self, context: &Context, ino: Ino) -> Result<AccessMode<'_>> {
+    pub(crate) fn pin_for_writing(&self, context: &Context, ino: Ino) -> Result<AccessMode<'_>> {
         let Some(cluster) = &self.cluster else { return Ok(AccessMode::Read) };
         let until = Instant::now() + cluster.config.timeout;
         loop {
@@ -80,15 +80,15 @@ impl Node {
                 return Err(NodeError::Posix(Errno::STALE));
             }
             let other = {
-                let mut holds = cluster.holds.stripe(ino).lock();
-                if let Some(writers) = holds.get_mut(&ino.0) {
+                let mut pins = cluster.write_pins.stripe(ino).lock();
+                if let Some(writers) = pins.get_mut(&ino.0) {
                     *writers += 1;
                     return Ok(AccessMode::Pinned(WritePin { node: self, ino }));
                 }
                 match self.meta.take_ownership(ino)? {
                     Ownership::Mine(_) => {
                         self.pages_of_former_term(ino);
-                        holds.insert(ino.0, 1);
+                        pins.insert(ino.0, 1);
                         return Ok(AccessMode::Pinned(WritePin { node: self, ino }));
                     }
                     Ownership::Other(other) => other,
@@ -113,18 +113,18 @@ impl Node {
         }
     }
 
-    /// Gets the right for another node that writes by way of this one, the owner as `is_mine` says.
-    pub(crate) fn hold_owned<E>(
+    /// Gets the pin for another node whose writes are forwarded to this one, the owner as `is_mine` says.
+    pub(crate) fn pin_for_peer<E>(
         &self,
         cluster: &Cluster,
         ino: Ino,
         is_mine: impl FnOnce() -> Result<(), E>,
     ) -> Result<WritePin<'_>, E> {
-        let mut holds = cluster.holds.stripe(ino).lock();
-        if !holds.contains_key(&ino.0) {
+        let mut pins = cluster.write_pins.stripe(ino).lock();
+        if !pins.contains_key(&ino.0) {
             is_mine()?;
         }
-        *holds.entry(ino.0).or_insert(0) += 1;
+        *pins.entry(ino.0).or_insert(0) += 1;
         Ok(WritePin { node: self, ino })
     }
 
@@ -132,26 +132,26 @@ impl Node {
     /// backing store has its bytes.
     pub(crate) fn unpin(&self, ino: Ino) {
         let Some(cluster) = &self.cluster else { return };
-        let mut holds = cluster.holds.stripe(ino).lock();
-        let Some(count) = holds.get_mut(&ino.0) else { return };
+        let mut pins = cluster.write_pins.stripe(ino).lock();
+        let Some(count) = pins.get_mut(&ino.0) else { return };
         *count -= 1;
         if *count == 0 {
-            holds.remove(&ino.0);
+            pins.remove(&ino.0);
         }
     }
 
     /// Whether something keeps the file on this node.
-    pub(super) fn is_held(&self, cluster: &Cluster, ino: Ino) -> bool {
-        cluster.holds.stripe(ino).lock().contains_key(&ino.0)
+    pub(super) fn is_pinned_for_writing(&self, cluster: &Cluster, ino: Ino) -> bool {
+        cluster.write_pins.stripe(ino).lock().contains_key(&ino.0)
     }
 
     /// Gives up a file that nothing keeps here and of which the backing store has all;
     /// whether this node has it no longer.
     pub(crate) fn give_up(&self, ino: Ino) -> Result<bool> {
         let Some(cluster) = &self.cluster else { return Ok(false) };
-        let holds = cluster.holds.stripe(ino).lock();
+        let pins = cluster.write_pins.stripe(ino).lock();
         let dirty = self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty);
-        if dirty || holds.contains_key(&ino.0) {
+        if dirty || pins.contains_key(&ino.0) {
             return Ok(false);
         }
         Ok(self.meta.give_up_ownership(ino)?)

@@ -20,7 +20,8 @@ pub(crate) fn admit(
     engine: &Redis,
     config: &NodeConfig,
     cluster: &ClusterConfig,
-    (state_dir, me): (&Path, &str),
+    state_dir: &Path,
+    me: &str,
     expected: &Expected,
 ) -> Result<()> {
     if !cluster.memory_only {

@@ -96,7 +96,7 @@ impl Node {
                 return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
             }
         }
-        let Some(replaced) = self.names.lingering.take(until) else {
+        let Some(replaced) = self.names.unlink_grace.take(until) else {
             let what = "the removal of a file that was replaced".into();
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
         };
@@ -200,7 +200,10 @@ impl Node {
             // Removed files may still be opened by whoever has looked them up.
             let orphans = self.meta.orphans()?;
             self.recover(&orphans.iter().copied().collect())?;
-            orphans.into_iter().filter(|ino| !open.contains(ino)).for_each(|ino| self.linger(ino));
+            orphans
+                .into_iter()
+                .filter(|ino| !open.contains(ino))
+                .for_each(|ino| self.begin_unlink_grace(ino));
         }
         let mut adopted = Vec::with_capacity(handed_over.handles.len());
         for open in &handed_over.handles {
@@ -216,7 +219,7 @@ impl Node {
         self.take_over_locks(handed_over);
         self.take_over_streams(handed_over);
         for &ino in &handed_over.replaced {
-            self.linger(Ino(ino));
+            self.begin_unlink_grace(Ino(ino));
         }
         for removed_inodes in &handed_over.removed_inodes {
             if let Some(attr) = removed_inodes.attr() {

@@ -583,7 +583,9 @@ impl Expected {
 /// has everything, and any of them may go.
 pub(crate) fn note(
     meta: &MetaStore,
-    (state, backing, store): (&Path, &Path, Option<&StoreIdentity>),
+    state: &Path,
+    backing: &Path,
+    store: Option<&StoreIdentity>,
     tiers: &[&dyn Tier],
     drained: bool,
 ) -> Result<()> {
@@ -716,7 +718,7 @@ impl Node {
     pub(crate) fn note_members(&self, drained: bool) -> Result<()> {
         let tiers: Vec<&dyn Tier> = self.residency.tiers.iter().map(|slot| &*slot.tier).collect();
         let store = Some(&self.store);
-        note(&self.meta, (&self.state_dir, &self.config.backing, store), &tiers, drained)
+        note(&self.meta, &self.state_dir, &self.config.backing, store, &tiers, drained)
     }
 }
 

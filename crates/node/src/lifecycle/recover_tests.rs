@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::config::{NodeConfig, TierConfig, WritebackPolicy};
 use crate::context::Context;
 use crate::error::NodeError;
+use crate::namespace::NewFile;
 use crate::node::Node;
 use forebay_core::steward::Action;
 use forebay_core::unit;
@@ -72,7 +73,13 @@ fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_
     let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
     std::fs::create_dir(dir.path().join("backing")).expect("backing");
     let node = start(&dir);
-    let made = node.create_and_open(&DAEMON, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR);
+    let made = node.create_and_open(
+        &DAEMON,
+        Ino::ROOT,
+        b"file",
+        NewFile { mode: 0o644, umask: 0 },
+        libc::O_RDWR,
+    );
     let (stat, opened) = made.expect("create");
     node.write(&DAEMON, opened.fh, 0, &[1; 8192]).expect("write");
     node.fsync(&DAEMON, opened.fh, false).expect("sync");
@@ -117,7 +124,13 @@ fn published_file_whose_bytes_the_power_took_when_started_then_it_is_as_publishe
     let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
     std::fs::create_dir(dir.path().join("backing")).expect("backing");
     let node = start(&dir);
-    let made = node.create_and_open(&DAEMON, Ino::ROOT, b"file", (0o644, 0), libc::O_RDWR);
+    let made = node.create_and_open(
+        &DAEMON,
+        Ino::ROOT,
+        b"file",
+        NewFile { mode: 0o644, umask: 0 },
+        libc::O_RDWR,
+    );
     let (stat, opened) = made.expect("create");
     node.write(&DAEMON, opened.fh, 0, &[1; 8192]).expect("write");
     let object = || node.residency.tiers[0].tier.open(stat.ino.0).expect("object");
@@ -157,8 +170,8 @@ fn write(node: &Node, name: &str, byte: u8, flags: libc::c_int) -> Ino {
     let (ino, opened) = match node.lookup(&DAEMON, Ino::ROOT, name.as_bytes()).expect("lookup") {
         Some(stat) => (stat.ino, node.open(&DAEMON, stat.ino, flags).expect("open")),
         None => {
-            let mode = (0o644, 0);
-            let made = node.create_and_open(&DAEMON, Ino::ROOT, name.as_bytes(), mode, flags);
+            let new = NewFile { mode: 0o644, umask: 0 };
+            let made = node.create_and_open(&DAEMON, Ino::ROOT, name.as_bytes(), new, flags);
             made.map(|(stat, opened)| (stat.ino, opened)).expect("create")
         }
     };
@@ -237,7 +250,13 @@ fn file_whose_name_is_claimed_for_an_empty_one_when_the_power_fails_then_it_or_t
  {
     for has_object in [true, false] {
         let (dir, node) = written_back(&[("name", 2)]);
-        let made = node.create_and_open(&DAEMON, Ino::ROOT, b"new", (0o644, 0), libc::O_RDWR);
+        let made = node.create_and_open(
+            &DAEMON,
+            Ino::ROOT,
+            b"new",
+            NewFile { mode: 0o644, umask: 0 },
+            libc::O_RDWR,
+        );
         node.release(made.expect("create").1.fh);
         node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
         let new = write(&node, "new", 3, 0);
@@ -292,7 +311,13 @@ fn shown_after_it_was_written_anew(dir: &tempfile::TempDir, node: Arc<Node>) -> 
 fn empty_file_that_took_a_name_and_was_written_anew_when_the_power_fails_then_what_it_replaced_stays_away()
  {
     let (dir, node) = written_back(&[("name", 1)]);
-    let made = node.create_and_open(&DAEMON, Ino::ROOT, b"new", (0o644, 0), libc::O_RDWR);
+    let made = node.create_and_open(
+        &DAEMON,
+        Ino::ROOT,
+        b"new",
+        NewFile { mode: 0o644, umask: 0 },
+        libc::O_RDWR,
+    );
     node.release(made.expect("create").1.fh);
     node.writeback.drain(Instant::now() + LIMIT, &mut |_| true).expect("drain");
     rename(&node, "new", "name");

@@ -351,7 +351,7 @@ fn open_namespace(
     // One that goes on for programs does so with the servers that there are.
     if former.is_none() {
         engine.check_replicas().map_err(forebay_meta::Error::from)?;
-        admission::admit(&engine, config, cluster, (state_dir, &id_of(tiers)), expected)?;
+        admission::admit(&engine, config, cluster, state_dir, &id_of(tiers), expected)?;
     }
     let engine: Box<dyn Engine> = match cluster.leases {
         true => {

@@ -25,7 +25,7 @@ const PART: usize = 32_768;
 /// over those of the directory, so that the scans for each part pass most of them: few parts it is.
 const GROWTH: usize = 16;
 /// Parts kept at once; who finds no place for one reads without.
-const MOST: usize = 4;
+const MAX: usize = 4;
 /// A part that nobody has asked for in so long is forgotten.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -112,13 +112,13 @@ impl Ahead {
             }
             used.elapsed() < IDLE && !is_used_up
         });
-        if parts.len() < MOST { wanted.clamp(limit, PART.max(limit)) } else { limit }
+        if parts.len() < MAX { wanted.clamp(limit, PART.max(limit)) } else { limit }
     }
 
     /// Keeps a part that was read when so many listings had begun.
     fn keep(&self, part: &Arc<Part>, begun: u64) {
         let mut parts = self.parts.lock();
-        if parts.len() < MOST && self.begun(part.dir).load(Ordering::Acquire) == begun {
+        if parts.len() < MAX && self.begun(part.dir).load(Ordering::Acquire) == begun {
             parts.push((Instant::now(), part.clone()));
         }
     }

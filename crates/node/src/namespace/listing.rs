@@ -88,7 +88,8 @@ impl Node {
         &self,
         context: &Context,
         ino: Ino,
-        (offset, limit): (u64, usize),
+        offset: u64,
+        limit: usize,
         plus: bool,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
@@ -128,7 +129,7 @@ impl Node {
         }
         let mut after = if offset < FIRST_CURSOR { 0 } else { offset };
         loop {
-            let page = self.page(context, ino, (after, limit.max(1)), plus)?;
+            let page = self.page(context, ino, after, limit.max(1), plus)?;
             let Some(last) = page.last() else { return Ok(()) };
             let next = last.entry.cursor;
             if !self.emit_page(ino, &page, after, emit) {
@@ -142,7 +143,8 @@ impl Node {
         &self,
         context: &Context,
         ino: Ino,
-        (after, limit): (u64, usize),
+        after: u64,
+        limit: usize,
         plus: bool,
     ) -> Result<Vec<Listed>> {
         if plus {

@@ -36,6 +36,7 @@ use crate::stat::Stat;
 pub(crate) use attributes::perm_after_write;
 pub use attributes::{SetAttr, SetTime};
 pub use listing::DirEntry;
+pub use names::NewFile;
 pub use statfs::Statfs;
 
 pub(crate) use names::{Found, NewName};
@@ -59,7 +60,7 @@ impl Stat {
 pub struct Namespace {
     pub(crate) removed_inodes: removed_attributes::RemovedAttributes,
     statfs: statfs::Cached,
-    pub(crate) lingering: unlink_grace::UnlinkGrace,
+    pub(crate) unlink_grace: unlink_grace::UnlinkGrace,
     ahead: ahead::Ahead,
 }
 

@@ -44,6 +44,15 @@ impl NewName<'_> {
     }
 }
 
+/// A file that an open makes, as its creator asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewFile {
+    /// Permission bits, without the umask taken off.
+    pub mode: u32,
+    /// The creator's umask.
+    pub umask: u32,
+}
+
 /// What an `open` with `O_CREAT` finds.
 pub(crate) enum Found {
     /// It was there.
@@ -143,10 +152,9 @@ impl Node {
         &self,
         context: &Context,
         dir: Ino,
-        mode: u32,
-        umask: u32,
+        new: NewFile,
     ) -> Result<Arc<Record>> {
-        let mut inode = self.new_inode(context, dir, &NewName::file(mode, umask))?;
+        let mut inode = self.new_inode(context, dir, &NewName::file(new.mode, new.umask))?;
         inode.owned = true;
         Ok(self.meta.create_unlinked(dir, inode, clock::wall_time())?)
     }
@@ -223,7 +231,8 @@ impl Node {
         context: &Context,
         dir: Ino,
         name: &[u8],
-        (mode, umask): (u32, u32),
+        mode: u32,
+        umask: u32,
         rdev: u64,
     ) -> Result<Stat> {
         let kind = match mode & libc::S_IFMT {
@@ -439,8 +448,8 @@ impl Node {
         let known = target.map(|target| self.stat(&target));
         let seen = known.as_ref().map(|known| known.ino);
         let file = known.as_ref().is_some_and(|known| known.attr.kind == FileKind::Regular);
-        let lingers = file && !flags.exchange;
-        let in_use = |ino: Ino| lingers || self.residency.is_open(ino);
+        let has_grace = file && !flags.exchange;
+        let in_use = |ino: Ino| has_grace || self.residency.is_open(ino);
         let now = clock::wall_time();
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
             before()?;
@@ -466,8 +475,8 @@ impl Node {
             if seen == Some(replaced.record.ino) {
                 self.names.removed_inodes.remember_xattrs(replaced.record.ino, xattrs);
             }
-            if lingers && replaced.record.orphan {
-                self.linger(replaced.record.ino);
+            if has_grace && replaced.record.orphan {
+                self.begin_unlink_grace(replaced.record.ino);
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 /// How many directories are remembered, and how many of all else; the oldest are forgotten first.
-const MOST: usize = 4096;
+const MAX: usize = 4096;
 
 /// Bytes of extended attributes that are remembered.
 const MAX_XATTR_BYTES: usize = 4 << 20;
@@ -42,7 +42,7 @@ impl RemovedAttributes {
         if inner.attrs.insert(ino.0, attr).is_none() {
             inner.order.push_back(ino.0);
         }
-        if inner.order.len() > MOST
+        if inner.order.len() > MAX
             && let Some(oldest) = inner.order.pop_front()
         {
             inner.attrs.remove(&oldest);
@@ -159,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn departed_when_too_many_then_the_oldest_are_forgotten() {
+    fn removed_when_too_many_then_the_oldest_are_forgotten() {
         for kind in [FileKind::Directory, FileKind::Regular] {
             let removed_inodes = RemovedAttributes::default();
-            for ino in 0..MOST as u64 + 10 {
+            for ino in 0..MAX as u64 + 10 {
                 removed_inodes.remember(Ino(ino), attr(kind));
                 removed_inodes.remember(Ino(ino), attr(kind));
             }
@@ -172,12 +172,12 @@ mod tests {
                 let inner = inner.lock();
                 (inner.attrs.len(), inner.order.len())
             });
-            assert!(inner.contains(&(MOST, MOST)) && inner.contains(&(0, 0)), "{inner:?}");
+            assert!(inner.contains(&(MAX, MAX)) && inner.contains(&(0, 0)), "{inner:?}");
         }
     }
 
     #[test]
-    fn departed_directory_when_its_mode_is_changed_then_shown_so_and_still_removed() {
+    fn removed_directory_when_its_mode_is_changed_then_shown_so_and_still_removed() {
         let removed_inodes = RemovedAttributes::default();
         removed_inodes.remember(Ino(1), attr(FileKind::Directory));
         assert!(removed_inodes.change(Ino(1), |attr| (attr.perm, attr.nlink) = (0o700, 2)));
@@ -189,10 +189,10 @@ mod tests {
     }
 
     #[test]
-    fn departed_directory_when_its_files_are_removed_by_the_thousands_then_remembered() {
+    fn removed_directory_when_its_files_are_removed_by_the_thousands_then_remembered() {
         let removed_inodes = RemovedAttributes::default();
         removed_inodes.remember(Ino(1), attr(FileKind::Directory));
-        for ino in 2..2 * MOST as u64 {
+        for ino in 2..2 * MAX as u64 {
             removed_inodes.remember(Ino(ino), attr(FileKind::Regular));
         }
         assert!(removed_inodes.recall(Ino(1)).is_some());

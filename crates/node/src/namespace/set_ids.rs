@@ -120,8 +120,8 @@ impl Node {
         Ok(())
     }
 
-    /// Programs have a file open that the kernel writes for them without the daemon, so that nobody hears
-    /// of the write that takes new set-id bits away. It shows in the object, which is noted as it is.
+    /// Programs have a file open that the kernel writes for them without the daemon, which is not told of
+    /// the write that takes new set-id bits away. It shows in the object, which is noted as it is.
     fn watch_set_ids(&self, file: &File, privileged: bool) {
         let unheard = |fh: &u64| {
             self.handles.get(*fh).is_some_and(|handle| {

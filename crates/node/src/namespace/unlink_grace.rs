@@ -21,7 +21,7 @@ use crate::node::Node;
 /// How long a replaced file can still be opened.
 const GRACE: Duration = Duration::from_secs(1);
 /// How many live on at once; the oldest go first.
-const MOST: usize = 1024;
+const MAX: usize = 1024;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Replaced files, oldest first.
@@ -71,23 +71,23 @@ impl UnlinkGrace {
 
 impl Node {
     /// Lets go of a replaced file in a while. It is an orphan; who has it open keeps it longer.
-    pub(crate) fn linger(&self, ino: Ino) {
-        let mut waiting = self.names.lingering.0.lock();
+    pub(crate) fn begin_unlink_grace(&self, ino: Ino) {
+        let mut waiting = self.names.unlink_grace.0.lock();
         waiting.files.push_back((clock::now(), ino));
-        let oldest = if waiting.files.len() > MOST { waiting.files.pop_front() } else { None };
+        let oldest = if waiting.files.len() > MAX { waiting.files.pop_front() } else { None };
         let start = !std::mem::replace(&mut waiting.attended, true);
         drop(waiting);
         if let Some((_, oldest)) = oldest {
             self.let_go(oldest);
         }
         if start && !self.attend() {
-            self.names.lingering.0.lock().attended = false;
+            self.names.unlink_grace.0.lock().attended = false;
         }
     }
 
     /// Lets go of all replaced files at once.
     pub(crate) fn let_go_of_replaced(&self) {
-        let waiting = std::mem::take(&mut self.names.lingering.0.lock().files);
+        let waiting = std::mem::take(&mut self.names.unlink_grace.0.lock().files);
         for (_, ino) in waiting {
             self.let_go(ino);
         }
@@ -114,7 +114,7 @@ impl Node {
 
     /// Lets go of the replaced files whose time is over; says whether there are more.
     pub(crate) fn let_go_of_due(&self) -> bool {
-        let mut waiting = self.names.lingering.0.lock();
+        let mut waiting = self.names.unlink_grace.0.lock();
         let due = waiting.take_due(clock::now());
         if due.is_empty() && waiting.files.is_empty() {
             waiting.attended = false;
@@ -124,7 +124,7 @@ impl Node {
         for ino in due {
             self.let_go(ino);
         }
-        self.names.lingering.0.lock().going = false;
+        self.names.unlink_grace.0.lock().going = false;
         true
     }
 
@@ -150,7 +150,7 @@ impl Node {
             settled => {
                 // Whoever has it in hand waits for a slow device.
                 tracing::debug!(%ino, ?settled, "a removed file is let go of later");
-                self.linger(ino);
+                self.begin_unlink_grace(ino);
                 return false;
             }
         }
@@ -203,16 +203,16 @@ mod tests {
 
     #[test]
     fn replaced_files_when_one_is_going_then_taken_only_after_it() {
-        let lingering = UnlinkGrace::default();
+        let grace = UnlinkGrace::default();
         let begin = Instant::now();
         {
-            let mut waiting = lingering.0.lock();
+            let mut waiting = grace.0.lock();
             waiting.files.push_back((begin, Ino(5)));
             waiting.files.push_back((begin + GRACE, Ino(6)));
             assert_eq!(waiting.take_due(begin + GRACE), [Ino(5)]);
         }
-        assert_eq!(lingering.take(Instant::now()), None);
-        lingering.0.lock().going = false;
-        assert_eq!(lingering.take(Instant::now()), Some(vec![Ino(6)]));
+        assert_eq!(grace.take(Instant::now()), None);
+        grace.0.lock().going = false;
+        assert_eq!(grace.take(Instant::now()), Some(vec![Ino(6)]));
     }
 }

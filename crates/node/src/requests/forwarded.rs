@@ -124,12 +124,12 @@ impl Node {
         if *owner != Some(before) {
             return Ok(());
         }
-        let hold = match self.newest(context, file.ino, handle.write)? {
+        let pin = match self.newest(context, file.ino, handle.write)? {
             (_, AccessMode::Forwarded(now)) => {
                 *owner = Some(now);
                 return Ok(());
             }
-            (_, AccessMode::Pinned(hold)) => Some(hold),
+            (_, AccessMode::Pinned(pin)) => Some(pin),
             (_, AccessMode::Read) => None,
         };
         let record = self.meta.get_settled(file.ino)?;
@@ -139,8 +139,8 @@ impl Node {
         }
         self.match_version(context, file, &record)?;
         self.prepare(context, file, &self.residency.as_seen_here(&record), handle.write)?;
-        if let Some(hold) = hold {
-            hold.keep();
+        if let Some(pin) = pin {
+            pin.keep();
             handle.held.store(true, Ordering::Release);
         }
         *owner = None;
@@ -279,8 +279,8 @@ impl Node {
         let timeout = self.cluster.as_ref().map_or(WITHIN, Cluster::timeout);
         let until = Instant::now() + timeout;
         loop {
-            let (record, right) = self.newest(context, ino, true)?;
-            let AccessMode::Forwarded(owner) = right else {
+            let (record, mode) = self.newest(context, ino, true)?;
+            let AccessMode::Forwarded(owner) = mode else {
                 self.match_version(context, &self.residency.files.get(ino), &record)?;
                 return self.truncate(context, &record, size);
             };

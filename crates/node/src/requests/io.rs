@@ -158,7 +158,8 @@ impl Node {
         &self,
         context: &Context,
         fh: u64,
-        (offset, data): (u64, &[u8]),
+        offset: u64,
+        data: &[u8],
         data_only: bool,
     ) -> Result<usize> {
         context.wait()?;

@@ -17,7 +17,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::handles::{Handle, Keys, OpenMode, Opened};
 use crate::metrics::RefusalReason;
-use crate::namespace::{Found, NewName};
+use crate::namespace::{Found, NewFile, NewName};
 use crate::node::Node;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
@@ -53,7 +53,7 @@ impl Node {
     ) -> Result<Opened> {
         fail_at!("node.open.begin");
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        let (mut record, right) = self.newest(context, ino, changes)?;
+        let (mut record, mode) = self.newest(context, ino, changes)?;
         if record.attr.kind != FileKind::Regular {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -86,7 +86,7 @@ impl Node {
             let record = self.residency.as_seen_here(newer.as_ref().unwrap_or(record));
             self.open_known(context, &file, record, how)
         };
-        let opened = match &right {
+        let opened = match &mode {
             AccessMode::Forwarded(owner) => self.open_forwarded(context, &file, *owner, how),
             _ => match open_here(&record) {
                 Err(error) if self.writeback.takes_newer_version(&file, &error) => {
@@ -95,7 +95,7 @@ impl Node {
                 opened => opened,
             },
         };
-        self.keep_hold(right, &opened, flags);
+        self.keep_pin(mode, &opened, flags);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
         if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
@@ -141,11 +141,11 @@ impl Node {
         if how.writes() && (how.durably() || self.needs_sync_to_pass(file)) {
             context.wait()?;
         }
-        let opened = self.attach(file, &record, how, (share, stream))?;
+        let opened = self.attach(file, &record, how, share, stream)?;
         if how.writes() && opened.mode.passes() {
             self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
                 if let Some(handle) = self.handles.get(opened.fh) {
-                    // The right to write is the caller's still, who drops it.
+                    // The mode to write is the caller's still, who drops it.
                     handle.held.store(false, Ordering::Release);
                 }
                 self.release(opened.fh);
@@ -193,7 +193,7 @@ impl Node {
         let location = file.location.read();
         let Some(place) = &location.place else { return false };
         self.residency.passthrough_refusal().is_none()
-            && place.presence.is_none()
+            && place.is_marked_whole()
             && (!self.meta.is_surely_kept(file.ino)
                 || !place.dirty.load(Ordering::Acquire)
                 || place.headers.unsynced().is_some())
@@ -201,10 +201,10 @@ impl Node {
     }
 
     /// A handle that may write keeps the file on this node for as long as it lives.
-    fn keep_hold(&self, right: AccessMode<'_>, opened: &Result<Opened>, flags: i32) {
+    fn keep_pin(&self, mode: AccessMode<'_>, opened: &Result<Opened>, flags: i32) {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        match right {
-            AccessMode::Pinned(hold) if write && opened.is_ok() => hold.keep(),
+        match mode {
+            AccessMode::Pinned(pin) if write && opened.is_ok() => pin.keep(),
             other => drop(other),
         }
     }
@@ -218,7 +218,7 @@ impl Node {
         context: &Context,
         dir: Ino,
         name: &[u8],
-        (mode, umask): (u32, u32),
+        new: NewFile,
         flags: i32,
     ) -> Result<(Stat, Opened)> {
         // Before the file is made: it would stay if it could not be opened.
@@ -226,7 +226,7 @@ impl Node {
         // Others may find the file, and remove it, before it is open: it is in use from the start.
         let mut made = None;
         let announce = &mut |ino| made = Some(Announced::new(self.residency.files.get(ino)));
-        let new = NewName::file(mode, umask);
+        let new = NewName::file(new.mode, new.umask);
         let owned = flags & libc::O_ACCMODE != libc::O_RDONLY;
         match self.find_or_make(context, dir, name, &new, owned, announce)? {
             Found::Created(record) => {
@@ -259,18 +259,18 @@ impl Node {
         &self,
         context: &Context,
         dir: Ino,
-        (mode, umask): (u32, u32),
+        new: NewFile,
         flags: i32,
     ) -> Result<(Stat, Opened)> {
         let share = self.handles.shares.take(context.uid)?;
-        let record = self.make_unnamed(context, dir, mode, umask)?;
+        let record = self.make_unnamed(context, dir, new)?;
         let opened = self.open_new(context, &record, flags, share).inspect_err(|_| {
             self.last_close(&self.residency.files.get(record.ino));
         })?;
         Ok((self.stat(&record), opened))
     }
 
-    /// Opens a file that was made right now.
+    /// Opens a file that was made mode now.
     fn open_new(
         &self,
         context: &Context,
@@ -280,8 +280,12 @@ impl Node {
     ) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
-        let right = if write { self.hold(&Context::DAEMON, record.ino)? } else { AccessMode::Read };
-        if matches!(right, AccessMode::Forwarded(_)) {
+        let mode = if write {
+            self.pin_for_writing(&Context::DAEMON, record.ino)?
+        } else {
+            AccessMode::Read
+        };
+        if matches!(mode, AccessMode::Forwarded(_)) {
             // Given up and taken by another in no time.
             return Err(Errno::BUSY.into());
         }
@@ -289,8 +293,8 @@ impl Node {
         self.residency.load(&Context::DAEMON, &file)?;
         self.tracer.note(file.ino, 0, true);
         let how = Use { flags, alias: None, uid: context.uid, pid: context.pid };
-        let opened = self.attach(&file, record, how, (share, None));
-        self.keep_hold(right, &opened, flags);
+        let opened = self.attach(&file, record, how, share, None);
+        self.keep_pin(mode, &opened, flags);
         opened
     }
 
@@ -310,7 +314,7 @@ impl Node {
             let location = file.location.read();
             let zeros = size == 0 || !matches!(location.base, Underlay::Backing(_));
             let place = location.place.as_ref();
-            (place.is_some(), place.is_some_and(TierObject::is_whole), zeros)
+            (place.is_some(), place.is_some_and(TierObject::has_all_bytes), zeros)
         };
         let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
         // Who opens it has waited for that; it may have left the tier since.
@@ -351,7 +355,8 @@ impl Node {
         file: &FileRef,
         record: &Record,
         how: Use,
-        (share, stream): (Share, Option<Arc<OpenStream>>),
+        share: Share,
+        stream: Option<Arc<OpenStream>>,
     ) -> Result<Opened> {
         fail_at!("node.open.attach");
         let write = how.writes();
@@ -418,7 +423,7 @@ impl Node {
         let opened = Opened { fh, mode, alias, dir };
         marked.map(|()| opened).inspect_err(|_| {
             if let Some(handle) = self.handles.get(fh) {
-                // The right to write is the caller's still, who drops it.
+                // The mode to write is the caller's still, who drops it.
                 handle.held.store(false, Ordering::Release);
             }
             self.release(fh);
@@ -432,9 +437,8 @@ impl Node {
             return true;
         }
         let may_pass = || {
-            let is_whole = |place: &TierObject| place.presence.is_none();
             self.residency.passthrough_refusal().is_none()
-                && file.location.read().place.as_ref().is_some_and(is_whole)
+                && file.location.read().place.as_ref().is_some_and(TierObject::is_marked_whole)
         };
         // What can't be found out counts as so: the daemon serves the open then.
         self.is_clustered() && may_pass() && self.copies_what_is_synced(record).unwrap_or(true)
@@ -494,7 +498,7 @@ impl Node {
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
         match &location.place {
-            Some(place) if place.presence.is_none() && !serves_writer => {
+            Some(place) if place.is_marked_whole() && !serves_writer => {
                 let promised = match write.then(|| self.promise_to_writer(file, location, record)) {
                     None => None,
                     Some(Ok(promised)) => Some(promised),
@@ -566,7 +570,7 @@ impl Node {
             || backing.fingerprint.is_some()
             || backing.pending.is_some()
             || file.writeback.flush_begun.load(Ordering::Acquire) > 0;
-        has_older && place.presence.is_none() && place.object.len().is_ok_and(|len| len == 0)
+        has_older && place.is_marked_whole() && place.object.len().is_ok_and(|len| len == 0)
     }
 
     /// Room for a passthrough writer to grow into, if there is plenty.
@@ -676,7 +680,7 @@ impl Node {
         if !record.orphan {
             return self.note_access_time(file, &record);
         }
-        if self.names.lingering.has(file.ino) {
+        if self.names.unlink_grace.has(file.ino) {
             return;
         }
         if self.let_orphan_go(&record) {

@@ -23,6 +23,15 @@ const PIECE: usize = 1 << 20;
 /// its time is limited.
 const MAX_COPIED: u64 = 64 << 20;
 
+/// A place in an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilePosition {
+    /// The file's handle.
+    pub fh: u64,
+    /// In bytes.
+    pub offset: u64,
+}
+
 /// Where `seek` looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seek {
@@ -49,9 +58,9 @@ impl Node {
     ) -> Result<()> {
         let handle = self.handle(fh)?;
         let _writing = handle.writing();
-        match self.fallocate_once(context, fh, (offset, length), mode) {
+        match self.fallocate_once(context, fh, offset, length, mode) {
             Err(error) if self.writeback.takes_newer_version(&*self.file_of(fh)?, &error) => {
-                self.fallocate_once(context, fh, (offset, length), mode)
+                self.fallocate_once(context, fh, offset, length, mode)
             }
             done => done,
         }
@@ -61,7 +70,8 @@ impl Node {
         &self,
         context: &Context,
         fh: u64,
-        (offset, length): (u64, u64),
+        offset: u64,
+        length: u64,
         mode: i32,
     ) -> Result<()> {
         let flags = FallocateFlags::from_bits_retain(u32::try_from(mode).unwrap_or(u32::MAX));
@@ -94,7 +104,7 @@ impl Node {
         let simple = {
             let location = file.location.read();
             match &location.place {
-                Some(place) => place.presence.is_none() && !Residency::needs_sync_to_change(place),
+                Some(place) => place.is_marked_whole() && !Residency::needs_sync_to_change(place),
                 None => self.residency.begins_empty(file.ino, &location)?,
             }
         };
@@ -146,7 +156,7 @@ impl Node {
             None => false,
             Some(place) => {
                 self.writeback.check_rest_below(file, location, place)?;
-                place.presence.is_none()
+                place.is_marked_whole()
                     || self.residency.fetch_edges(file, location, place, offset, to)?
             }
         };
@@ -217,7 +227,7 @@ impl Node {
         Range { start: offset, end }: Range<u64>,
         keep: bool,
     ) -> Result<bool> {
-        let whole = location.place.as_ref().filter(|place| place.presence.is_none());
+        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
         let Some(place) = whole else { return Ok(false) };
         let wanted = unpaid(place, offset..end);
         if wanted == 0 || !self.residency.take_room(place.tier, wanted) {
@@ -246,7 +256,7 @@ impl Node {
         location: &DataLocation,
         range: &Range<u64>,
     ) -> Result<bool> {
-        let whole = location.place.as_ref().filter(|place| place.presence.is_none());
+        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
         let is_paid = whole.is_some_and(|place| unpaid(place, range.clone()) == 0);
         Ok(!is_paid && range.end > range.start.max(self.length_in(file, location)?))
     }
@@ -317,13 +327,11 @@ impl Node {
     pub fn copy_range(
         &self,
         context: &Context,
-        from: (u64, u64),
-        to: (u64, u64),
+        mut from: FilePosition,
+        mut to: FilePosition,
         length: u64,
     ) -> Result<u64> {
         context.wait()?;
-        let (from_fh, mut from_offset) = from;
-        let (to_fh, mut to_offset) = to;
         let length = length.min(MAX_COPIED);
         // A copy within one file may overlap piece by piece only if the ranges do not.
         let mut buffer = vec![0; PIECE.min(usize::try_from(length).unwrap_or(PIECE))];
@@ -331,9 +339,7 @@ impl Node {
         while done < length {
             let want = buffer.len().min(usize::try_from(length - done).unwrap_or(PIECE));
             let piece = &mut buffer[..want];
-            let copied =
-                self.copy_piece(context, (from_fh, from_offset), (to_fh, to_offset), piece);
-            let written = match copied {
+            let written = match self.copy_piece(context, from, to, piece) {
                 // What was copied before is, and the program is told how much that was.
                 Err(_) if done > 0 && self.given_up.check(context).is_ok() => break,
                 copied => copied? as u64,
@@ -341,12 +347,12 @@ impl Node {
             if written == 0 {
                 break;
             }
-            from_offset += written;
-            to_offset += written;
+            from.offset += written;
+            to.offset += written;
             done += written;
         }
-        if self.handle(to_fh)?.durably {
-            self.fsync(context, to_fh, false)?;
+        if self.handle(to.fh)?.durably {
+            self.fsync(context, to.fh, false)?;
         }
         Ok(done)
     }
@@ -354,17 +360,17 @@ impl Node {
     fn copy_piece(
         &self,
         context: &Context,
-        (from_fh, from_offset): (u64, u64),
-        (to_fh, to_offset): (u64, u64),
+        from: FilePosition,
+        to: FilePosition,
         piece: &mut [u8],
     ) -> Result<usize> {
-        let read = self.read(context, from_fh, from_offset, piece)?;
+        let read = self.read(context, from.fh, from.offset, piece)?;
         if read == 0 {
             return Ok(0);
         }
         fail_at!("node.range.copy");
         self.given_up.check(context)?;
-        self.write(context, to_fh, to_offset, &piece[..read])
+        self.write(context, to.fh, to.offset, &piece[..read])
     }
 }
 

@@ -31,16 +31,16 @@ impl Node {
         }
         // All that may have to wait comes before the first change.
         let file = record.attr.kind == FileKind::Regular;
-        let (mut hold, mut through) = (None, None);
+        let (mut pin, mut owner) = (None, None);
         if self.is_clustered() && file && (set.size.is_some() || self.is_elsewhere(&record)) {
-            let right;
-            (record, right) = self.newest(context, ino, true)?;
-            match right {
-                AccessMode::Forwarded(owner) => through = Some(owner),
-                AccessMode::Pinned(right) => hold = Some(right),
+            let mode;
+            (record, mode) = self.newest(context, ino, true)?;
+            match mode {
+                AccessMode::Forwarded(node) => owner = Some(node),
+                AccessMode::Pinned(held) => pin = Some(held),
                 AccessMode::Read => {}
             }
-            if through.is_none() {
+            if owner.is_none() {
                 self.match_version(context, &self.residency.files.get(ino), &record)?;
             }
         }
@@ -53,7 +53,7 @@ impl Node {
             None => None,
         };
         if let Some(size) = set.size {
-            match through {
+            match owner {
                 Some(_) => self.truncate_anywhere(context, ino, size)?,
                 None => self.truncate(context, &record, size)?,
             }
@@ -62,9 +62,8 @@ impl Node {
         if !set.beside_size() {
             return Ok(self.stat(&record));
         }
-        let changed =
-            self.set_beside_size(context, &record, &BesideSize { set, list, owner: through })?;
-        drop(hold);
+        let changed = self.set_beside_size(context, &record, &BesideSize { set, list, owner })?;
+        drop(pin);
         Ok(self.stat(&changed))
     }
 }

@@ -117,7 +117,7 @@ impl Node {
             let is_quick = |location: &RwLockWriteGuard<'_, DataLocation>| match emptied {
                 true => !matches!(location.base, Underlay::Spill(_)),
                 false => location.place.as_ref().is_some_and(|place| {
-                    place.presence.is_none() && !Residency::needs_sync_to_change(place)
+                    place.is_marked_whole() && !Residency::needs_sync_to_change(place)
                 }),
             };
             if let Some(location) = file.location.try_write().filter(is_quick) {

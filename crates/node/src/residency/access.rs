@@ -18,7 +18,7 @@ use crate::residency::Residency;
 /// How long they are gathered.
 const GATHER: Duration = Duration::from_millis(100);
 /// Access times that may wait; more are left to the next read.
-const MOST: usize = 16_384;
+const MAX: usize = 16_384;
 /// So many are written in one transaction.
 const BATCH: usize = 32;
 
@@ -62,7 +62,7 @@ impl Accesses {
     /// Notes a newer one. True: somebody has to see to them.
     fn note(&self, ino: Ino, known: Timestamp, seen: Timestamp) -> bool {
         let mut waiting = self.waiting.lock();
-        if waiting.times.len() >= MOST && !waiting.times.contains_key(&ino.0) {
+        if waiting.times.len() >= MAX && !waiting.times.contains_key(&ino.0) {
             return false;
         }
         waiting.times.insert(ino.0, (known, seen));

@@ -272,7 +272,7 @@ impl Residency {
     /// Whether [`Residency::mark_dirty`] has to wait for the tier's device.
     pub(crate) fn needs_sync_to_change(place: &TierObject) -> bool {
         !place.dirty.load(Ordering::Acquire)
-            && place.presence.is_none()
+            && place.is_marked_whole()
             && place.object.len().is_ok_and(|len| len > 0)
     }
 
@@ -317,7 +317,7 @@ impl Residency {
     pub(crate) fn set_resident(&self, ino: Ino, place: &TierObject) {
         let resident = Resident {
             tier: place.tier,
-            whole: place.presence.is_none(),
+            whole: place.is_marked_whole(),
             dirty: place.dirty.load(Ordering::Acquire),
             charged: place.charge.bytes(),
         };
@@ -618,7 +618,7 @@ impl Residency {
                 if !self.config.keep_access_times {
                     attr.atime = attr.atime.max(stat.atime);
                 }
-                let whole = location.place.as_ref().is_some_and(|place| place.presence.is_none());
+                let whole = location.place.as_ref().is_some_and(TierObject::is_marked_whole);
                 let blocks = if whole { stat.blocks } else { stat.size.div_ceil(512) };
                 return (attr, blocks);
             }

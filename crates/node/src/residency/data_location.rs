@@ -29,7 +29,7 @@ pub struct TierObject {
     /// The object. The node holds this one descriptor of it, so that a lease can prove that
     /// nobody else has it open or mapped.
     pub object: Arc<dyn Object>,
-    /// Which extents are there; `None` when all bytes are.
+    /// Which extents are there; `None` once the header says that all are ([`Self::is_marked_whole`]).
     pub presence: Option<RwLock<Presence>>,
     /// What it takes up of its tier's room.
     pub charge: Charge,
@@ -43,12 +43,20 @@ pub struct TierObject {
 }
 
 impl TierObject {
-    /// Whether every byte of the file is in the object.
-    pub fn is_whole(&self) -> bool {
+    /// Whether the header says that the object has all bytes. No map counts then, and none is to be kept
+    /// up to date: this is what lets the kernel have the object.
+    pub fn is_marked_whole(&self) -> bool {
+        self.presence.is_none()
+    }
+
+    /// Whether the object has all bytes. Its map may be in use still: until it was made durable that
+    /// they are there, and as long as a spill file lies below.
+    pub fn has_all_bytes(&self) -> bool {
         self.presence.as_ref().is_none_or(|presence| presence.read().is_whole())
     }
 
-    /// Whether bytes of the file are neither in the object nor zeros, but those of a version below.
+    /// Whether bytes of the file are neither in the object nor zeros, but those of a version below. An
+    /// object may lack extents and no bytes: those beyond the end of what lies below.
     pub fn lacks_bytes(&self) -> bool {
         self.presence.as_ref().is_some_and(|presence| {
             let (presence, mut missing) = (presence.read(), Vec::new());

@@ -20,7 +20,7 @@ use crate::residency::TierSlot;
 use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
 const KEPT_LEAST: u64 = 2 << 20;
@@ -190,7 +190,7 @@ impl Residency {
             if !may_come || !room.is_worth_waiting() {
                 return self.free_on(tier) >= need;
             }
-            if !room.wait(PATIENCE) && room.used() >= before {
+            if !room.wait(ROOM_TIMEOUT) && room.used() >= before {
                 room.waited_in_vain();
                 return self.free_on(tier) >= need;
             }
@@ -296,7 +296,7 @@ impl Residency {
         if place.dirty.load(Ordering::Acquire) || self.maybe_mapped(place) {
             return Ok(false);
         }
-        if place.presence.is_none() {
+        if place.is_marked_whole() {
             let map = Presence::sidecar_bytes_for(extent, record.attr.size);
             if !self.take_room(tier, map) {
                 return Ok(false);

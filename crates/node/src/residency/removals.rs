@@ -24,7 +24,7 @@ use crate::failpoints::fail_at;
 use crate::residency::Residency;
 
 /// Files that may wait; more are taken away by those who remove them.
-const MOST: usize = 4096;
+const MAX: usize = 4096;
 /// Pause in which others come together: to wake a thread for each costs more than the work.
 const GATHER: Duration = Duration::from_millis(2);
 
@@ -175,7 +175,7 @@ impl Residency {
     pub(crate) fn discard_soon(&self, ino: Ino) {
         self.note_removed(ino);
         let mut waiting = self.removals.0.lock();
-        if waiting.files.len() >= MOST {
+        if waiting.files.len() >= MAX {
             drop(waiting);
             return self.discard_data(ino);
         }

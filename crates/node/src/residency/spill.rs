@@ -430,7 +430,7 @@ impl Residency {
             Underlay::Zeros => None,
             Underlay::Backing(_) => match &location.place {
                 // Every byte is in the object.
-                Some(place) if place.presence.is_none() => None,
+                Some(place) if place.is_marked_whole() => None,
                 Some(TierObject { presence: Some(presence), .. }) => {
                     Some(presence.read().base_limit())
                 }
@@ -458,7 +458,7 @@ impl Residency {
             Queue::Yes
         })?;
         fail_at!("node.spill.noted");
-        if location.place.as_ref().is_some_and(|place| place.presence.is_none())
+        if location.place.as_ref().is_some_and(TierObject::is_marked_whole)
             && self
                 .meta
                 .get(file.ino)

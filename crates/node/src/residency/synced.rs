@@ -7,8 +7,8 @@
 //! - `synced`: a program was told that the file is durable. Written before the sync that makes both
 //!   durable, never taken back before the object is clean.
 //! - `covered`: as long as it has any bytes the object is no less than what was durable before: it was
-//!   whole when it was changed first. Also of an empty one that the kernel writes without asking: what
-//!   it makes durable by itself, nobody hears of. Taken back when the object is emptied, after that, and
+//!   whole when it was changed first. Also of an empty one that the kernel writes without asking:
+//!   the daemon is not told what it makes durable by itself. Taken back when the object is emptied, after that, and
 //!   so before it grows again: the device gets changes of one inode's attributes in their order.
 //!
 //! Of what lies in a spill file alone a note in the namespace says the same as `synced`. A file that is
@@ -189,7 +189,7 @@ impl Residency {
                 self.note_sync(file, place)?;
                 // A sync of the data alone may leave out a header that says whose they are.
                 let unsynced = place.headers.unsynced();
-                if place.presence.is_none() || unsynced.is_some() {
+                if place.is_marked_whole() || unsynced.is_some() {
                     self.sync_object(file, place, data_only && unsynced.is_none())?;
                 }
                 if let Some(seen) = unsynced {

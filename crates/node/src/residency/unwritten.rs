@@ -145,7 +145,7 @@ impl Residency {
         let Some(known) = record.backing.fingerprint else { return Ok(false) };
         let stat = place.object.stat()?;
         let same = (known.size, known.mtime) == (stat.size, stat.mtime);
-        Ok(place.presence.is_none() && same && stat.size <= MAX_COMPARED)
+        Ok(place.is_marked_whole() && same && stat.size <= MAX_COMPARED)
     }
 
     /// The version under a name of which a file that counts as dirty has every byte, so that nothing

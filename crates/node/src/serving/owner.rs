@@ -80,12 +80,12 @@ impl Node {
             return Err(Fault::WrongEpoch { epoch: cluster.epoch() });
         }
         let change = kind == Service::Change;
-        let hold = match kind {
+        let pin = match kind {
             Service::Look => None,
             Service::Keep | Service::Change => {
                 // What is cached may be from before it was given up.
                 let is_mine = || self.owned(cluster, ino, true).map(drop);
-                Some(self.hold_owned(cluster, ino, is_mine)?)
+                Some(self.pin_for_peer(cluster, ino, is_mine)?)
             }
         };
         let record = self.owned(cluster, ino, false)?;
@@ -104,7 +104,7 @@ impl Node {
             // Also without anybody who has it open the kernel may know its length and times.
             self.residency.forget_object(ino, file.is_open());
         }
-        drop(hold);
+        drop(pin);
         done.and_then(|done| closed.map(|()| done)).map_err(fault)
     }
 

@@ -92,7 +92,7 @@ impl Node {
             Ok(None)
         };
         let Some(place) = streams.enter() else {
-            return refuse(Rejected::of_places(super::MOST));
+            return refuse(Rejected::of_places(super::MAX));
         };
         let own = match own_description(&*backing) {
             Ok(own) => own,

@@ -91,7 +91,7 @@ impl Node {
             here.tell_refused(ino.0, RefusedStream { path: shown.clone(), rate, why });
         };
         let Some(place) = streams.enter() else {
-            refuse(Rejected::of_places(super::MOST));
+            refuse(Rejected::of_places(super::MAX));
             return Ok(());
         };
         let own = match own_description(&*backing) {

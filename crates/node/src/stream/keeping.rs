@@ -79,7 +79,7 @@ impl Node {
             kept.whole.opened(now, opening, &mut Vec::new());
             let there = file.location.read().place.as_ref().is_some_and(|place| {
                 // Nothing is missing of one without a map.
-                place.presence.is_none()
+                place.is_marked_whole()
             });
             let wanted = kept.whole.kept(file.ino.0) >= size;
             if !wanted || there || !kept.fetched.insert(file.ino.0) {
@@ -136,6 +136,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::residency::data_location::TierObject;
     use crate::{NodeConfig, TierConfig};
 
     #[test]
@@ -157,7 +158,7 @@ mod tests {
 
         let file = node.residency.files.get(ino);
         node.residency.load(&Context::DAEMON, &file).unwrap();
-        let whole = file.location.read().place.as_ref().map(|place| place.presence.is_none());
+        let whole = file.location.read().place.as_ref().map(TierObject::is_marked_whole);
         assert_eq!(whole, Some(true), "all of it is on the tier");
         node.stop(Duration::from_secs(10));
     }

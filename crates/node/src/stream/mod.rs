@@ -42,7 +42,7 @@ pub(crate) use reading::OpenStream;
 /// The memory of streams is handed out in pieces of this size.
 const CHUNK: usize = 16 << 10;
 /// Streams at once: each may keep a thread waiting.
-const MOST: usize = 256;
+const MAX: usize = 256;
 /// Reads that wait for a thread.
 const QUEUED: usize = 4096;
 /// Refusals that are remembered.
@@ -132,7 +132,7 @@ impl Streams {
         let service = Service::start(service, device, config.profile.clone())
             .map_err(|error| NodeError::Config(format!("streams: {error}")))?;
         // Half of the threads are for reads aside of streams.
-        let readers = Pool::new(2 * MOST, QUEUED);
+        let readers = Pool::new(2 * MAX, QUEUED);
         let (beginnings, titles) = (config.beginnings, config.titles);
         let kept = (beginnings > 0 || titles > 0)
             .then(|| Mutex::new(Kept::new(beginnings, titles, extent)));
@@ -163,7 +163,7 @@ impl Streams {
 
     /// A place for one stream more, unless there are too many.
     fn enter(self: &Arc<Self>) -> Option<Place> {
-        let more = |count: usize| (count < MOST).then_some(count + 1);
+        let more = |count: usize| (count < MAX).then_some(count + 1);
         self.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
         Some(Place(Arc::clone(self)))
     }

@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{
-    CheckRequest, Context, Ino, Node, NodeConfig, NodeError, TierConfig, WritebackPolicy,
+    CheckRequest, Context, Ino, NewFile, Node, NodeConfig, NodeError, TierConfig, WritebackPolicy,
 };
 use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor, Transparent};
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, StoreError, Tier};
+use forebay_testing::wait_until;
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -146,18 +147,11 @@ impl Rig {
         let node = self.node.take().unwrap();
         let gone = Arc::downgrade(&node);
         drop(node);
-        let until = Instant::now() + Duration::from_secs(20);
-        while gone.strong_count() > 0 {
-            assert!(Instant::now() < until, "a thread keeps the node");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("no thread keeps the node", || gone.strong_count() == 0);
         // The last who had it may still be at its end.
         let lock = std::fs::File::open(self.dir.join("tier0/lock")).unwrap();
         let free = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        while rustix::fs::flock(&lock, free).is_err() {
-            assert!(Instant::now() < until, "the tier stays locked");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("the tier is free", || rustix::fs::flock(&lock, free).is_ok());
     }
 
     pub fn create(&self, name: &str) -> u64 {
@@ -165,7 +159,7 @@ impl Rig {
             &CONTEXT,
             Ino::ROOT,
             name.as_bytes(),
-            (0o644, 0o022),
+            NewFile { mode: 0o644, umask: 0o022 },
             libc::O_RDWR,
         );
         made.unwrap().1.fh

@@ -28,7 +28,7 @@ use crate::secret::{NAME, Security};
 /// Threads that encrypt, decrypt and talk to the system for all connections.
 const THREADS: usize = 2;
 /// How long what was sent before a close is waited for.
-const FAREWELL: Duration = Duration::from_millis(250);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(250);
 /// A side of which nothing is heard for so long is gone.
 const IDLE: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -116,7 +116,7 @@ impl Quic {
             connection,
             endpoint,
             send: Mutex::new(send),
-            lingers: false,
+            waits_on_close: false,
         };
         Ok(shared.wire(receive, timeout))
     }
@@ -124,8 +124,8 @@ impl Quic {
     fn try_listen(&self, address: &Address) -> io::Result<QuicDoor> {
         let Address::Quic(at) = address else { return Err(ErrorKind::Unsupported.into()) };
         let at = resolve(at)?;
-        // A predecessor may still be saying goodbye.
-        let end = Instant::now() + FAREWELL * 8;
+        // A predecessor may still be closing its connections.
+        let end = Instant::now() + CLOSE_TIMEOUT * 8;
         let listening = || self.threads.wait(async { endpoint(at, Some(self.server.clone())) });
         let endpoint = loop {
             match listening() {
@@ -244,9 +244,9 @@ impl Listener for QuicDoor {
 impl Drop for QuicDoor {
     fn drop(&mut self) {
         // Whoever ends may end the process next: what was said last is still sent.
-        let _ = self
-            .threads
-            .wait(async { tokio::time::timeout(FAREWELL * 2, self.endpoint.wait_idle()).await });
+        let _ = self.threads.wait(async {
+            tokio::time::timeout(CLOSE_TIMEOUT * 2, self.endpoint.wait_idle()).await
+        });
     }
 }
 
@@ -269,7 +269,7 @@ impl Arrival for QuicArrival {
         let (connection, send, receive) =
             admitted.map_err(|error| Error::Connect { address, why: error.to_string() })?;
         let send = Mutex::new(send);
-        let shared = Shared { threads, connection, endpoint, send, lingers: true };
+        let shared = Shared { threads, connection, endpoint, send, waits_on_close: true };
         Ok(shared.wire(receive, timeout))
     }
 }
@@ -282,7 +282,7 @@ struct Shared {
     send: Mutex<SendStream>,
     /// Whether what was sent before a close is to arrive: answers are, questions that nobody waits
     /// for are not.
-    lingers: bool,
+    waits_on_close: bool,
 }
 
 impl Shared {
@@ -306,7 +306,7 @@ struct QuicCloser {
 impl Closer for QuicCloser {
     fn close(&self) {
         let shared = self.shared.clone();
-        if !shared.lingers {
+        if !shared.waits_on_close {
             shared.connection.close(VarInt::from_u32(0), b"");
             return;
         }
@@ -321,9 +321,9 @@ impl Closer for QuicCloser {
                 let _ = stopped.await;
             };
             // Who does not take it in time does not want it.
-            let _ = tokio::time::timeout(FAREWELL, arrived).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, arrived).await;
             shared.connection.close(VarInt::from_u32(0), b"");
-            let _ = tokio::time::timeout(FAREWELL, shared.endpoint.wait_idle()).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, shared.endpoint.wait_idle()).await;
         });
     }
 }

@@ -115,7 +115,7 @@ impl<S: Stream> Read for TlsSource<S> {
             }
             (self.at, self.end) = (0, self.socket.receive(&mut self.raw)?);
             if self.end == 0 {
-                // Without TLS's own farewell anybody may have cut the connection.
+                // Without TLS's close_notify anybody may have cut the connection.
                 return Err(ErrorKind::UnexpectedEof.into());
             }
         }

@@ -113,7 +113,7 @@ impl Transport for Udp {
         let listen = || {
             let at = resolve(address)?;
             // A predecessor may still be waiting for the last acknowledgements.
-            let end = Instant::now() + endpoint::FAREWELL * 2;
+            let end = Instant::now() + endpoint::CLOSE_TIMEOUT * 2;
             let socket = loop {
                 match (self.bind)(at) {
                     Err(error)

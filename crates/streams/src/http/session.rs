@@ -21,7 +21,7 @@ use crate::service::Stream;
 /// The first part of the paths of sessions.
 const PREFIX: &str = "/.session/";
 /// Most sessions, and most of one address. The one that was unused for longest goes.
-const MOST: usize = 4096;
+const MAX: usize = 4096;
 const OF_CLIENT: usize = 64;
 /// A session that nobody uses is forgotten after this time.
 const LIFE: Duration = Duration::from_secs(12 * 3600);
@@ -271,7 +271,7 @@ impl Sessions {
         let of_client = all.values().filter(|session| session.client == client).count();
         let candidates =
             all.values().filter(|other| of_client < OF_CLIENT || other.client == client);
-        let full = of_client >= OF_CLIENT || all.len() >= MOST;
+        let full = of_client >= OF_CLIENT || all.len() >= MAX;
         let oldest = candidates.min_by_key(|other| other.last()).map(|other| other.id);
         let gone = oldest.filter(|_| full);
         // A stream that leaves is told under no lock of ours.

@@ -12,7 +12,7 @@ use percent_encoding::percent_decode_str;
 /// Characters of a token at least: what nobody guesses.
 const SHORTEST: usize = 16;
 /// A token's characters, and tokens, at most.
-const MOST: usize = 256;
+const MAX: usize = 256;
 
 /// The tokens that open a server.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ impl Tokens {
             return Err(wrong(why.into()));
         }
         let mut text = String::new();
-        let most = (MOST * MOST) as u64;
+        let most = (MAX * MAX) as u64;
         file.take(most).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
         Self::parse(&text).map_err(wrong)
     }
@@ -52,9 +52,9 @@ impl Tokens {
             }
             // What RFC 6750 allows in a header.
             let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
-            if !(SHORTEST..=MOST).contains(&line.len()) || !line.bytes().all(sound) {
+            if !(SHORTEST..=MAX).contains(&line.len()) || !line.bytes().all(sound) {
                 return Err(format!(
-                    "line {}: a token has {SHORTEST} to {MOST} letters, digits or -._~+/=; \
+                    "line {}: a token has {SHORTEST} to {MAX} letters, digits or -._~+/=; \
                      `openssl rand -hex 32` makes a good one",
                     at + 1
                 ));
@@ -63,7 +63,7 @@ impl Tokens {
         }
         match tokens.len() {
             0 => Err("there is no token in it; `openssl rand -hex 32` makes one".into()),
-            count if count > MOST => Err(format!("more than {MOST} tokens")),
+            count if count > MAX => Err(format!("more than {MAX} tokens")),
             _ => Ok(Self(tokens)),
         }
     }

@@ -31,7 +31,7 @@ use wants::Wanted;
 /// Reads of a file that may fail one after the other before its streams break off.
 const FAILURES_MAX: u32 = 5;
 /// The driver looks at the clock at least so often.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_millis(500);
 /// Before a read for which there was no memory counts as failed.
 const POSTPONED: Duration = Duration::from_millis(2);
 /// Whoever takes less than this part of its rate counts as taking nothing.
@@ -213,7 +213,7 @@ pub(super) struct Driver {
     waiting: VecDeque<Waiting>,
     waiting_looked_at: Instant,
     /// Who asks again when the bursts of others have ended.
-    patient: Vec<refusals::Patient>,
+    retries: Vec<refusals::Retry>,
     idle: Duration,
     idle_looked_at: Instant,
     clock: Box<dyn Fn() -> Instant + Send>,
@@ -255,7 +255,7 @@ impl Driver {
             woken: None,
             waiting: VecDeque::new(),
             waiting_looked_at: begun,
-            patient: Vec::new(),
+            retries: Vec::new(),
             idle,
             idle_looked_at: begun,
             clock,
@@ -332,7 +332,7 @@ impl Driver {
 
     fn wait(&self) -> Duration {
         let now = self.now();
-        let longest = if self.postponed.is_empty() { LONGEST_WAIT } else { POSTPONED };
+        let longest = if self.postponed.is_empty() { MAX_WAIT } else { POSTPONED };
         let next = self.machine.next_deadline().map(|wake| wake.0.saturating_sub(now.0));
         next.map_or(longest, |nanos| Duration::from_nanos(nanos).min(longest))
     }
@@ -489,9 +489,9 @@ impl Driver {
             return;
         };
         let nanos = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let patience = wanted.max_startup.map(nanos);
+        let max_startup = wanted.max_startup.map(nanos);
         self.asked.insert(stream, Asked::Open(joining));
-        self.events.push_back(Event::Join { stream, title, rate, layout, offset, patience });
+        self.events.push_back(Event::Join { stream, title, rate, layout, offset, max_startup });
     }
 
     /// The first of a crowd has data, or never will: the others join.

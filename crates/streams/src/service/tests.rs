@@ -1,6 +1,7 @@
 use super::*;
 use crate::device::{Control, Emulated, Model};
 use crate::model::Disk;
+use forebay_testing::wait_until;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -361,15 +362,6 @@ fn stream_when_moved_paused_and_changed_then_the_right_bytes() {
     assert_eq!(status.guaranteed_rate, 2 * RATE);
 }
 
-/// Waits for something that the service does in its own time.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_asks_again() {
     let bytes = 20 * RATE as usize;
@@ -377,7 +369,7 @@ fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_as
     let rate = 4 * RATE;
     let (mut idle, _) = fill(&stage, 60, rate);
     let admitted = idle.len() as u64;
-    until("all give their places back", || stage.service.status().idle == admitted);
+    wait_until("all give their places back", || stage.service.status().idle == admitted);
     // Whoever reads is not idle, and nothing is lost.
     let mut back = idle.remove(0);
     let first = back.read(LIMIT).unwrap().unwrap();
@@ -400,7 +392,7 @@ fn streams_that_nobody_reads_then_their_places_go_to_others_and_the_next_read_as
     stop.store(true, Ordering::Relaxed);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     let mut came = None;
-    until("it is admitted again", || match late.read(LIMIT) {
+    wait_until("it is admitted again", || match late.read(LIMIT) {
         Ok(bytes) => {
             came = bytes;
             true
@@ -417,7 +409,7 @@ fn stream_of_which_somebody_takes_a_drop_now_and_then_then_its_place_goes_to_oth
     let bytes = 20 * RATE as usize;
     let stage = Stage::of(1, bytes, |config| config.idle = Duration::from_secs(2));
     let mut dripping = stage.open(0, &StreamRequest::at_rate(4 * RATE)).unwrap();
-    until("it has given its place back", || {
+    wait_until("it has given its place back", || {
         std::thread::sleep(Duration::from_millis(350));
         // At most a chunk, of what is a hundred of them.
         drop(dripping.read(LIMIT).unwrap());
@@ -432,7 +424,7 @@ fn paused_stream_of_a_shared_title_when_it_has_taken_nothing_then_it_resumes_wit
     let stage = Stage::with(4, bytes, 4 << 20, Assurance::Deterministic);
     let wanted = StreamRequest::at_rate(RATE);
     let (first, mut second) = (stage.open(0, &wanted).unwrap(), stage.open(0, &wanted).unwrap());
-    until("both have something", || first.ready() > 0 && second.ready() > 0);
+    wait_until("both have something", || first.ready() > 0 && second.ready() > 0);
     assert!(stage.service.status().shared > 0, "they share what is read");
     second.pause();
     // The memory that the second did not take is used for others meanwhile.
@@ -450,7 +442,7 @@ fn stream_when_its_rate_changes_before_it_has_taken_all_then_the_right_bytes() {
     let bytes = 4 * RATE as usize;
     let stage = Stage::with(2, bytes, 4 << 20, Assurance::Deterministic);
     let mut stream = stage.open(0, &StreamRequest::at_rate(RATE)).unwrap();
-    until("it has something", || stream.ready() > 0);
+    wait_until("it has something", || stream.ready() > 0);
     stream.set_rate(2 * RATE).unwrap();
     let other = stage.open(1, &StreamRequest::at_rate(RATE)).unwrap();
     let played = play(vec![stream, other]);

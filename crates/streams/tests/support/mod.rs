@@ -7,12 +7,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::streams::admission::Assurance;
 use forebay_streams::device::{Control, Emulated, Model};
 use forebay_streams::http::{ClientLimits, Limits, Server};
 use forebay_streams::{Service, ServiceConfig, Status};
+use forebay_testing::{LIMIT, wait_for};
 
 pub const RATE: u64 = 250_000;
 
@@ -135,9 +136,6 @@ pub fn undisturbed(status: &Status) -> bool {
 
 /// Waits for something that the service does in its own time.
 pub fn until(site: &Site, what: &str, done: impl Fn(&Status) -> bool) {
-    let begun = Instant::now();
-    while !done(&site.service.status()) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {:?}", site.service.status());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let came = wait_for(LIMIT, || done(&site.service.status()));
+    assert!(came, "{what}: {:?}", site.service.status());
 }

@@ -38,9 +38,13 @@ fn partition_of(fact: &Fact) -> u16 {
     }
 }
 
-fn name_of(fact: &Fact) -> (u64, &[u8]) {
+fn name_in(dir: u64, name: &[u8]) -> EntryName<'_> {
+    EntryName { dir, name }
+}
+
+fn name_of(fact: &Fact) -> EntryName<'_> {
     match fact {
-        Fact::Name(dir, name) | Fact::Directory(dir, name) => (*dir, name),
+        Fact::Name(dir, name) | Fact::Directory(dir, name) => EntryName { dir: *dir, name },
         Fact::Attributes(_) => panic!("no name"),
     }
 }
@@ -168,7 +172,7 @@ impl World {
                     let key = key_of(partition_of(&fact), lease);
                     self.grants.sent(Tick(self.now), key, &[(fact, time)]);
                 }
-                let (dir, name) = name_of(&from);
+                let EntryName { dir, name } = name_of(&from);
                 self.grants.moved(dir, name);
             }
         }
@@ -284,7 +288,7 @@ proptest! {
         prop_assert!(world.grants.moving.values().all(|mark| mark.moves == 0));
         for partition in [7, 8] {
             world.lease(partition).wanted = world.lease(partition).held;
-            let end = world.now + terms.settle + 2 * terms.patience;
+            let end = world.now + terms.settle + 2 * terms.timeout;
             while world.lease(partition).held {
                 world.leave(partition);
                 world.now += 5 * MS;
@@ -297,12 +301,12 @@ proptest! {
 #[test]
 fn name_when_moved_where_it_can_be_granted_then_granted_there_for_as_long() {
     let mut grants = Grants::new(Terms::default());
-    assert_eq!(grants.rename(at(0), 7, (7, b"a"), None, (8, b"b")), Moving::Free);
+    assert_eq!(grants.rename(at(0), 7, name_in(7, b"a"), None, name_in(8, b"b")), Moving::Free);
     grants.moved(7, b"a");
     assert!(grant(&mut grants, at(0), key_of(7, 1), entry(0), false));
     sent(&mut grants, at(0), key_of(7, 1), entry(0));
     let lease = Some(Lease { key: key_of(8, 1), left: TTL });
-    let moving = grants.rename(at(100), 7, (7, b"a"), lease, (8, b"b"));
+    let moving = grants.rename(at(100), 7, name_in(7, b"a"), lease, name_in(8, b"b"));
     assert_eq!(moving, Moving::Granted(entry(5), 400 * MS));
     assert!(!grant(&mut grants, at(101), key_of(7, 1), entry(0), false), "it is being moved");
     grants.sent(at(102), key_of(8, 1), &[(entry(5), 400 * MS)]);
@@ -323,7 +327,7 @@ fn name_when_moved_where_it_cannot_be_granted_then_looked_up_before_and_else_for
     looked_up(&mut grants, 0);
     let rename = |grants: &mut Grants, ms, left: Option<u64>| {
         let lease = left.map(|left| Lease { key: key_of(8, 1), left });
-        grants.rename(at(ms), 7, (7, b"a"), lease, (8, b"b"))
+        grants.rename(at(ms), 7, name_in(7, b"a"), lease, name_in(8, b"b"))
     };
     // No lease, or one that ends before the kernel forgets.
     assert_eq!(rename(&mut grants, 1, None), Moving::Again);
@@ -375,7 +379,7 @@ fn directory_when_it_was_looked_up_a_moment_ago_then_is_taken_back_a_moment_late
 
 #[test]
 fn kernel_when_it_does_not_listen_then_is_told_by_other_means_and_at_last_time_tells() {
-    let mut grants = Grants::new(Terms { patience: 100 * MS, ..Terms::default() });
+    let mut grants = Grants::new(Terms { timeout: 100 * MS, ..Terms::default() });
     let key = key_of(7, 1);
     assert!(grant(&mut grants, at(0), key, name(0), false));
     assert_eq!(grants.leases(), [key]);

@@ -55,13 +55,13 @@ fn refusal_then_its_rate_fits_and_a_higher_one_does_not() {
     let layout = Layout::contiguous(0, 100 * MB).expect("a layout");
     let fast = Rate::constant(20 * MB).expect("a rate");
     let refusal = admission
-        .admit(&mut demands, &layout, (&fast, 0), Some(90 * Tick::SECOND))
+        .admit(&mut demands, &layout, &fast, 0, Some(90 * Tick::SECOND))
         .expect_err("too fast");
     assert_eq!((refusal.shortage, refusal.retry_after), (Shortage::Alone, None));
     let fitting = refusal.fitting_rate.expect("room for a slower one");
     let mut admit = |rate| {
         let rate = Rate::constant(rate).expect("a rate");
-        admission.admit(&mut demands.clone(), &layout, (&rate, 0), None)
+        admission.admit(&mut demands.clone(), &layout, &rate, 0, None)
     };
     assert!(admit(fitting).is_ok() && admit(fitting + fitting / 100).is_err(), "{fitting}");
     assert!(refusal.to_string().contains("would fit"), "{refusal}");
@@ -169,13 +169,13 @@ fn memory_that_is_short_then_told_how_much_would_do() {
         let layout = Layout::contiguous(profile.capacity / 2, 10 * MB).expect("a layout");
         let mut refusal = None;
         while refusal.is_none() {
-            refusal = admission.admit(&mut demands, &layout, (&rate, 0), None).err();
+            refusal = admission.admit(&mut demands, &layout, &rate, 0, None).err();
         }
         let refusal = refusal.expect("refused in the end");
         let memory = refusal.memory.expect("nothing else is short");
         assert!(memory > config.memory && refusal.to_string().contains(&memory.to_string()));
         let config = AdmissionConfig { memory, ..config };
         let mut admission = Admission::new(profile, config);
-        assert!(admission.admit(&mut demands, &layout, (&rate, 0), None).is_ok(), "{assurance:?}");
+        assert!(admission.admit(&mut demands, &layout, &rate, 0, None).is_ok(), "{assurance:?}");
     }
 }

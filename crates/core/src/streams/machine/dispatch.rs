@@ -414,7 +414,7 @@ impl Machine {
         let Some(at) = waiting.min_by_key(|at| self.seniority(*at)) else { return };
         let reader = &self.readers[at as usize];
         let (rate, layout, filled) = (reader.rate.clone(), reader.layout.clone(), reader.filled);
-        if let Ok(plan) = self.admission.admit(&mut self.demands, &layout, (&rate, filled), None) {
+        if let Ok(plan) = self.admission.admit(&mut self.demands, &layout, &rate, filled, None) {
             self.plan = plan;
             self.grant(at);
             self.readers[at as usize].fresh = true;

@@ -36,7 +36,7 @@ pub enum Event {
         offset: u64,
         /// It is refused if it will probably wait for longer, in nanoseconds; nothing for the limit of
         /// [`AdmissionConfig::startup`](crate::streams::admission::AdmissionConfig::startup).
-        patience: Option<u64>,
+        max_startup: Option<u64>,
     },
     /// The client is gone, or has all it wants.
     Leave(StreamId),

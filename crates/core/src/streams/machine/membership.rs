@@ -12,15 +12,21 @@ use crate::unit::Tick;
 const NO_PLACE: Refusal =
     Refusal { shortage: Shortage::Places, retry_after: None, fitting_rate: None, memory: None };
 
+/// What a client asks for.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub title: Title,
+    pub rate: Rate,
+    pub layout: Layout,
+    /// From which byte of the file.
+    pub offset: u64,
+    /// The longest that it may be expected to wait for its first data, in nanoseconds.
+    pub max_startup: u64,
+}
+
 impl Machine {
-    pub(super) fn join(
-        &mut self,
-        now: Tick,
-        (stream, title): (StreamId, Title),
-        (rate, layout): (Rate, Layout),
-        (offset, patience): (u64, u64),
-        out: &mut Actions,
-    ) {
+    pub(super) fn join(&mut self, now: Tick, stream: StreamId, wanted: Wanted, out: &mut Actions) {
+        let Wanted { title, rate, layout, offset, max_startup } = wanted;
         let full = self.streams.len() >= u64::from(self.config.streams);
         if full || self.slot(stream).is_some() || offset >= layout.bytes() {
             self.refuse(stream, NO_PLACE, out);
@@ -39,7 +45,7 @@ impl Machine {
             reader: None,
             started: false,
             paused: false,
-            patience,
+            max_startup,
             since,
         };
         let slot = self.streams.insert(stream.0, ());
@@ -117,9 +123,14 @@ impl Machine {
             if self.sure() { now.after(2 * self.plan.hurried) } else { now }
         } else {
             let member = self.member(slot);
-            let key = (member.title, member.layout.clone(), member.rate.clone());
-            let patience = member.patience;
-            let reader = self.new_reader(now, key, (offset, patience))?;
+            let wanted = Wanted {
+                title: member.title,
+                rate: member.rate.clone(),
+                layout: member.layout.clone(),
+                offset,
+                max_startup: member.max_startup,
+            };
+            let reader = self.new_reader(now, wanted)?;
             self.attach(reader, slot, offset);
             self.first_byte_by(now)
         };
@@ -133,7 +144,7 @@ impl Machine {
         let member = self.member_mut(slot);
         (member.offset, member.started) = (offset, false);
         // Who seeks, resumes or changes its rate has a place, which it does not lose for a long wait.
-        member.patience = u64::MAX;
+        member.max_startup = u64::MAX;
         member.clock.running = false;
         member.clock.set(now, media);
         if ready {
@@ -235,17 +246,13 @@ impl Machine {
         (member.reader, member.offset) = (Some(reader), offset);
     }
 
-    fn new_reader(
-        &mut self,
-        now: Tick,
-        (title, layout, rate): (Title, Layout, Rate),
-        (offset, patience): (u64, u64),
-    ) -> Result<u32, Refusal> {
+    fn new_reader(&mut self, now: Tick, wanted: Wanted) -> Result<u32, Refusal> {
         if self.starters.len() >= self.config.starters as usize {
             let retry_after = Some(self.plan.cycle);
             return Err(Refusal { retry_after, ..NO_PLACE });
         }
-        let guaranteed = self.admit(now, (&layout, &rate), offset, patience)?;
+        let guaranteed = self.admit(now, &wanted)?;
+        let Wanted { title, rate, layout, offset, .. } = wanted;
         let slot = self.free_readers.pop().unwrap_or_else(|| {
             self.readers.push(Reader::unused(layout.clone(), rate.clone()));
             self.sweeps.reserve(self.readers.len() as u32 - 1);
@@ -276,13 +283,8 @@ impl Machine {
     }
 
     /// Adds a demand, which is the last one then, if there is room.
-    fn admit(
-        &mut self,
-        now: Tick,
-        (layout, rate): (&Layout, &Rate),
-        offset: u64,
-        patience: u64,
-    ) -> Result<bool, Refusal> {
+    fn admit(&mut self, now: Tick, wanted: &Wanted) -> Result<bool, Refusal> {
+        let Wanted { rate, layout, offset, max_startup, .. } = wanted;
         if let Scheme::Rounds(rounds) = self.config.scheme
             && self.demands.len() >= rounds.streams as usize
         {
@@ -290,15 +292,15 @@ impl Machine {
             return Err(Refusal { shortage, retry_after, ..NO_PLACE });
         }
         if !self.config.enforce || self.config.scheme != Scheme::Elastic {
-            self.demands.push(self.admission.demand(rate, layout, offset));
+            self.demands.push(self.admission.demand(rate, layout, *offset));
             self.plan = self.admission.unchecked(&self.demands);
             return Ok(true);
         }
         self.tell_holdings();
-        match self.admission.admit(&mut self.demands, layout, (rate, offset), None) {
+        match self.admission.admit(&mut self.demands, layout, rate, *offset, None) {
             Ok(plan) => {
                 let wait = self.expected_wait(now, &plan);
-                if wait > patience {
+                if wait > *max_startup {
                     self.demands.pop();
                     return Err(Refusal { retry_after: Some(wait), ..NO_PLACE });
                 }
@@ -529,7 +531,7 @@ impl Machine {
         }
         let rate = member.rate.clone();
         if !self.move_within(now, slot, offset, out) {
-            self.replace(now, slot, (offset, rate), out);
+            self.replace(now, slot, offset, rate, out);
         }
     }
 
@@ -569,23 +571,23 @@ impl Machine {
     pub(super) fn set_rate(&mut self, now: Tick, stream: StreamId, rate: Rate, out: &mut Actions) {
         if let Some(slot) = self.slot(stream).filter(|slot| self.member(*slot).rate != rate) {
             let offset = self.member(slot).offset;
-            self.replace(now, slot, (offset, rate), out);
+            self.replace(now, slot, offset, rate, out);
         }
     }
 
     /// Gives up the stream's place and takes another; the old one again if there is none.
-    fn replace(&mut self, now: Tick, slot: u32, to: (u64, Rate), out: &mut Actions) {
+    fn replace(&mut self, now: Tick, slot: u32, offset: u64, rate: Rate, out: &mut Actions) {
         let member = self.member(slot);
         let (stream, paused) = (member.id, member.paused);
         let old = (member.offset, member.rate.clone());
         // Would it be admitted? Asked before anything is given up.
-        if let Err(refusal) = self.would_place(now, slot, to.0, &to.1) {
+        if let Err(refusal) = self.would_place(now, slot, offset, &rate) {
             self.refuse(stream, refusal, out);
             return;
         }
         self.detach(now, slot);
-        self.member_mut(slot).rate = to.1;
-        let placed = self.place(now, slot, to.0, out);
+        self.member_mut(slot).rate = rate;
+        let placed = self.place(now, slot, offset, out);
         if let Err(refusal) = placed {
             self.refuse(stream, refusal, out);
             self.member_mut(slot).rate = old.1;

@@ -40,6 +40,7 @@ use std::collections::{HashMap, VecDeque};
 
 pub use config::{BadConfig, Config, Rounds, Scheme};
 pub use event::{Action, Actions, Event, GlitchCause, Read, ReadId, StreamId, Title};
+use membership::Wanted;
 use reader::{Member, Reader};
 
 use super::admission::{Admission, Demand, Plan};
@@ -224,9 +225,10 @@ impl Machine {
     /// backwards.
     pub fn step(&mut self, now: Tick, event: Event, out: &mut Actions) {
         match event {
-            Event::Join { stream, title, rate, layout, offset, patience } => {
-                let from = (offset, patience.unwrap_or(self.config.admission.startup));
-                self.join(now, (stream, title), (rate, layout), from, out);
+            Event::Join { stream, title, rate, layout, offset, max_startup } => {
+                let max_startup = max_startup.unwrap_or(self.config.admission.startup);
+                let wanted = Wanted { title, rate, layout, offset, max_startup };
+                self.join(now, stream, wanted, out);
             }
             Event::Leave(stream) => self.leave(now, stream),
             Event::Pause(stream) => self.pause(now, stream),

@@ -50,7 +50,7 @@ pub(super) struct Member {
     pub started: bool,
     pub paused: bool,
     /// Nanoseconds that it may be expected to wait for its first data; no limit once it has a place.
-    pub patience: u64,
+    pub max_startup: u64,
     /// Comes after those with lower numbers when guarantees are given, before them when they are
     /// taken away.
     pub since: u64,

@@ -53,7 +53,7 @@ use part::{Held, Image, Part};
 const PAGE: usize = 2000;
 /// Transactions that wait to be shipped; whoever adds more ships some first.
 const BACKLOG: usize = 4096;
-/// Nobody waits longer for a lease, however patient its holder wants others to be.
+/// Nobody waits longer for a lease, whatever timeout its holder has set.
 const MAX_RELIANCE: Duration = Duration::from_secs(60);
 /// For so long after a loss, in nanoseconds, nobody is told that what he committed has arrived.
 const LATELY: u64 = 30 * Tick::SECOND;

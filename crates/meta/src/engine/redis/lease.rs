@@ -12,9 +12,9 @@ use crate::engine::{EngineError, Page, Write};
 /// Between two requests to give a lease back.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_millis(20);
 /// A lease that says it must be waited for longer is waited for so long.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 /// Whoever lives gives a lease back that he does not use within this, or shows that he lives.
 const TO_ANSWER: Duration = Duration::from_secs(2);
 /// For how long a process counts as silent whose lease was broken, for its other leases.
@@ -149,7 +149,7 @@ impl Redis {
             self.ask(partition, &function("want", &[key]))?;
         }
         std::thread::sleep(stopped.pause);
-        stopped.pause = (stopped.pause * 2).min(LONGEST_PAUSE);
+        stopped.pause = (stopped.pause * 2).min(MAX_PAUSE);
         Ok(())
     }
 
@@ -176,7 +176,7 @@ impl Redis {
         records: usize,
     ) -> Result<Taken, EngineError> {
         let mut take = function("take", &self.both_keys(partition));
-        let timeout = timeout.min(LONGEST_PATIENCE).as_millis() as u64;
+        let timeout = timeout.min(MAX_TIMEOUT).as_millis() as u64;
         take.arg(id).arg(timeout).arg(who).arg(records);
         match self.ask(partition, &take)?.first() {
             Some(Value::Int(1)) => Ok(Taken::Yes),
@@ -280,7 +280,7 @@ fn number_of(lease: &[u8], at: usize) -> Option<u64> {
 }
 
 fn timeout_of(lease: &[u8]) -> Duration {
-    number_of(lease, 1).map_or(LONGEST_PATIENCE, Duration::from_millis).min(LONGEST_PATIENCE)
+    number_of(lease, 1).map_or(MAX_TIMEOUT, Duration::from_millis).min(MAX_TIMEOUT)
 }
 
 /// What the leases of one process have in common.
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(timeout_of(lease), Duration::from_secs(12));
         assert_eq!(number_of(lease, 2), Some(42));
         assert_eq!(holder_of(lease), "node two");
-        assert_eq!(timeout_of(b"nonsense"), LONGEST_PATIENCE);
-        assert_eq!(timeout_of(b"id 99999999 0 0 x"), LONGEST_PATIENCE);
+        assert_eq!(timeout_of(b"nonsense"), MAX_TIMEOUT);
+        assert_eq!(timeout_of(b"id 99999999 0 0 x"), MAX_TIMEOUT);
     }
 }

@@ -5,7 +5,7 @@
 -- what became of the newest transaction that came along the lane.
 --
 -- A field of the hash that is not in the sorted set is the lease: as long as it is there, only
--- whoever names it may use the partition. It is 'id patience sequence beat who': 16 digits; for how
+-- whoever names it may use the partition. It is 'id timeout sequence beat who': 16 digits; for how
 -- many milliseconds it must stay the same before others may break it; the last transaction that the
 -- holder has shipped; a count of the holder's signs of life; where it runs, for people.
 --
@@ -140,7 +140,7 @@ local function scan(keys, argv)
   return reply
 end
 
--- Takes the lease of a partition that nobody has. KEYS: values, order. ARGV: id, patience, who, the
+-- Takes the lease of a partition that nobody has. KEYS: values, order. ARGV: id, timeout, who, the
 -- most records that the partition may have. Replies 1, 0 if there are more, or -2 and who has it.
 local function take(keys, argv)
   local lease = redis.call('HGET', keys[1], LEASE)
@@ -165,14 +165,14 @@ end
 local function ship(keys, argv)
   local lease = lease_of(keys[1], argv[1])
   if not lease then return {-3, ''} end
-  local id, patience, last, beat, who = string.match(lease, '^(%x+) (%d+) (%d+) (%d+) (.*)$')
+  local id, timeout, last, beat, who = string.match(lease, '^(%x+) (%d+) (%d+) (%d+) (.*)$')
   if tonumber(last) < tonumber(argv[3]) then
     if tonumber(last) ~= tonumber(argv[2]) then return {-3, lease} end
     apply(keys[1], keys[2], argv, 4)
     last = argv[3]
   end
   beat = string.format('%.0f', tonumber(beat) + 1)
-  local now = id .. ' ' .. patience .. ' ' .. last .. ' ' .. beat .. ' ' .. who
+  local now = id .. ' ' .. timeout .. ' ' .. last .. ' ' .. beat .. ' ' .. who
   redis.call('HSET', keys[1], LEASE, now)
   redis.call('HDEL', keys[1], BROKEN)
   return {1}

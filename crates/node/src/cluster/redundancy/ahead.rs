@@ -155,7 +155,7 @@ impl Node {
             version: begun.version,
             level: begun.level,
             layout: begun.level.layout(until)?,
-            range: (begun.sent, until),
+            range: begun.sent..until,
             last: false,
         };
         let to: Vec<(usize, u16)> = begun.holders.iter().copied().enumerate().collect();
@@ -196,7 +196,7 @@ impl Node {
             version: begun.version,
             level,
             layout: level.layout(now.size)?,
-            range: (begun.sent, now.size),
+            range: begun.sent..now.size,
             last: true,
         };
         let to: Vec<(usize, u16)> = begun.holders.iter().copied().enumerate().collect();

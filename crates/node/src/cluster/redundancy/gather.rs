@@ -27,7 +27,7 @@ const STEP: u64 = 4 << 20;
 /// Files up to this length are taken over before they are read.
 const AT_ONCE: u64 = 8 << 20;
 /// The most that is asked for at a time.
-const MOST: u64 = 8 << 20;
+const MAX: u64 = 8 << 20;
 
 /// Asks for bytes of a fragment.
 #[derive(Clone, PartialEq, Message)]
@@ -210,7 +210,7 @@ impl Node {
     pub(crate) fn fragment_for(&self, cluster: &Cluster, bytes: &[u8]) -> Result<Body, Fault> {
         let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let key = (ask.ino, ask.version, ask.part);
-        match self.read_copy(&cluster.safety.held, key, ask.offset, ask.len.min(MOST)) {
+        match self.read_copy(&cluster.safety.held, key, ask.offset, ask.len.min(MAX)) {
             Ok(bytes) => Ok(Body::Bytes(bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Fault::NotHere),
             Err(error) => Err(Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) }),
@@ -275,7 +275,7 @@ impl Node {
         Ok(true)
     }
 
-    /// Reads a file by way of nobody: its owner is gone, and no other node has it whole yet.
+    /// Reads a file from its shards: its owner is gone, and no other node has it whole yet.
     pub(crate) fn read_by_fragments(
         &self,
         context: &Context,

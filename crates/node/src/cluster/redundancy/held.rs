@@ -29,7 +29,7 @@ const DIR: &str = "copies";
 const ASIDE: &str = "aside";
 const GRAIN: u64 = 4096;
 /// More fragments no code has.
-const MAX_PARTS: u32 = Redundancy::MOST as u32 + Redundancy::MAX_DATA as u32;
+const MAX_PARTS: u32 = Redundancy::MAX as u32 + Redundancy::MAX_DATA as u32;
 
 /// A copy.
 #[derive(Debug, Clone, Copy)]

@@ -286,7 +286,7 @@ impl Node {
             version: known.version,
             level: Level::as_made(&known),
             layout: level::layout(&known)?,
-            range: (0, known.size),
+            range: 0..known.size,
             last: true,
         };
         let sent = match self.send_to(cluster, &cargo, &[(place, target)]) {

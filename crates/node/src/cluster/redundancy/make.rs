@@ -154,7 +154,7 @@ impl Node {
             version: known.version,
             level: Level::as_made(known),
             layout: level::layout(&after)?,
-            range: (known.size, now.size),
+            range: known.size..now.size,
             last: true,
         };
         let to: Vec<(usize, u16)> = known.holders.iter().copied().enumerate().collect();
@@ -167,7 +167,7 @@ impl Node {
         match self.meta.put_copies(file.ino, Some(known), &after)? {
             CopiesMade::Done(_) => {
                 let level = Level::as_made(&after);
-                cluster.safety.note(cluster.me.node, file, &after, (true, Some(level)));
+                cluster.safety.note(cluster.me.node, file, &after, true, Some(level));
                 Ok(true)
             }
             CopiesMade::Changed(_) => Ok(false),
@@ -193,7 +193,7 @@ impl Node {
             version: new_version()?,
             level,
             layout: level.layout(now.size)?,
-            range: (0, now.size),
+            range: 0..now.size,
             last: true,
         };
         let mut holders = vec![0; level.nodes()];
@@ -244,7 +244,7 @@ impl Node {
             match put? {
                 CopiesMade::Done(_) => {
                     let level = Level::as_made(&after);
-                    cluster.safety.note(cluster.me.node, file, &after, (true, Some(level)));
+                    cluster.safety.note(cluster.me.node, file, &after, true, Some(level));
                     if let Some(old) = known {
                         self.drop_copies(file.ino, &old);
                     }

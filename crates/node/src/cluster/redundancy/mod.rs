@@ -169,13 +169,7 @@ impl Safety {
     }
 
     /// Keeps in mind which copies a file has, of which there should be `level`.
-    fn note(
-        &self,
-        me: u16,
-        file: &FileRef,
-        copies: &Copies,
-        (grows, level): (bool, Option<Level>),
-    ) {
+    fn note(&self, me: u16, file: &FileRef, copies: &Copies, grows: bool, level: Option<Level>) {
         let new = Made { file: file.clone(), copies: copies.clone(), grows };
         let before = self.made.lock().insert(file.ino.0, new);
         let same = |made: &Made| {

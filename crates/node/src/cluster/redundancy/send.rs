@@ -1,6 +1,7 @@
 //! Sending copies and fragments of a file to the nodes that are to keep them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ pub(super) struct Cargo<'a> {
     /// Where pieces lie, of fragments; up to the end of what is sent.
     pub layout: Option<Layout>,
     /// Bytes of the file.
-    pub range: (u64, u64),
+    pub range: Range<u64>,
     /// Whether it is all that the copies have, which are to be durable then.
     pub last: bool,
 }
@@ -160,7 +161,7 @@ impl Node {
     }
 
     fn send_whole(&self, cargo: &Cargo<'_>, lanes: &mut [Option<Lane>]) -> Result<(), Failed> {
-        let (mut at, to) = cargo.range;
+        let Range { start: mut at, end: to } = cargo.range.clone();
         let open = self.object_of(cargo.file)?;
         loop {
             if lanes.iter().flatten().all(|lane| lane.failed) {
@@ -210,8 +211,7 @@ impl Node {
         // It makes them in the order of the fragments.
         let mut order: Vec<usize> = (0..places.len()).collect();
         order.sort_unstable_by_key(|at| places[*at]);
-        let (from, to) = cargo.range;
-        let stripes = layout.stripes(from..to);
+        let stripes = layout.stripes(cargo.range.clone());
         let step = usize::try_from((PIECE / layout.stripe_bytes()).max(1)).unwrap_or(1);
         let mut rest = stripes.chunks(step).peekable();
         // An empty file has empty fragments, and what follows the last whole stripes may be nothing.
@@ -249,7 +249,7 @@ impl Node {
     fn object_of(&self, file: &File) -> Result<Option<Arc<std::fs::File>>, Failed> {
         let location = file.location.read();
         let whole = location.place.as_ref().filter(|place| {
-            place.presence.is_none() && !matches!(location.base, Underlay::Spill(_))
+            place.is_marked_whole() && !matches!(location.base, Underlay::Spill(_))
         });
         let Some(fd) = whole.and_then(|place| place.object.fd()) else { return Ok(None) };
         let fd = fd.as_fd().try_clone_to_owned().map_err(NodeError::from)?;

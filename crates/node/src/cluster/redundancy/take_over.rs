@@ -126,7 +126,7 @@ impl Node {
         let after = Copies { writer: cluster.me, holders, ..copies.clone() };
         drop(location);
         let level = self.level_of(ino);
-        cluster.safety.note(cluster.me.node, &file, &after, (false, level));
+        cluster.safety.note(cluster.me.node, &file, &after, false, level);
         self.residency.written_back_in(ino);
         Ok(true)
     }

@@ -23,7 +23,7 @@ const MOST: usize = 64;
 /// Other inodes may lie between two of a directory.
 const GAP: u64 = 16;
 /// A request does not wait longer than this for what it did not ask for.
-const PATIENCE: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Listings along which extended attributes were asked for, the latest last.
 #[derive(Default)]
@@ -69,7 +69,7 @@ impl Writeback {
         let Some(dir) = record.links.first().map(|link| link.parent) else { return Ok(()) };
         let ahead = self.imports.along.ahead(dir, record.ino);
         let mut last = record.ino;
-        let until = clock::now() + PATIENCE;
+        let until = clock::now() + TIMEOUT;
         let behind = match ahead {
             0 => Vec::new(),
             ahead => self.meta.records_after(record.ino, ahead)?,

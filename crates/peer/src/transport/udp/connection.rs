@@ -11,7 +11,7 @@ use super::super::socket::stalled;
 use super::super::{Closer, Sink, Source, TimeLimits, Wire};
 use super::Datagrams;
 use super::assembly::{Assembly, Unfit};
-use super::endpoint::FAREWELL;
+use super::endpoint::CLOSE_TIMEOUT;
 use super::packet::{BEFORE_DATA, BITS, PACKET, Packet};
 use crate::limits::Limits;
 
@@ -171,7 +171,7 @@ impl Connection {
             }
             Packet::Data { number, message, packet, last, bytes } => {
                 state.accepted = true;
-                let taken = state.incoming.take((*number, *message, *packet, *last), bytes, now);
+                let taken = state.incoming.take(*number, *message, *packet, *last, bytes, now);
                 match taken {
                     Ok(true) => {
                         self.readable.notify_all();
@@ -242,7 +242,7 @@ impl Connection {
 impl Closer for Connection {
     fn close(&self) {
         let mut state = self.state.lock();
-        state.closing.get_or_insert_with(|| Instant::now() + FAREWELL);
+        state.closing.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
         self.readable.notify_all();
         self.writable.notify_all();
     }
@@ -339,7 +339,10 @@ impl Incoming {
     /// and will come again.
     fn take(
         &mut self,
-        (number, message, packet, last): (u64, u64, u32, bool),
+        number: u64,
+        message: u64,
+        packet: u32,
+        last: bool,
         bytes: &[u8],
         now: Instant,
     ) -> Result<bool, Unfit> {

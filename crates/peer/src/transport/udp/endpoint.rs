@@ -17,7 +17,7 @@ use super::packet::Packet;
 use crate::server::spawn;
 
 /// How long the last acknowledgements are waited for.
-pub(super) const FAREWELL: Duration = Duration::from_millis(250);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_millis(250);
 /// How often what is overdue is looked for.
 const TICK: Duration = Duration::from_millis(5);
 /// Datagrams that are received before their acknowledgements are sent.

@@ -27,7 +27,7 @@ use kept::Kept;
 /// How long ffprobe may look at one file.
 const LIMIT: Duration = Duration::from_secs(5);
 /// How long a request waits for the rate of its file, those that were asked for before included.
-const PATIENCE: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Files that are looked at at once.
 const AT_ONCE: usize = 2;
 /// Files that wait for it.
@@ -164,7 +164,7 @@ impl Probe {
             }
             answer
         };
-        tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()?
+        tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()?
     }
 
     /// Files that were looked at, and those of them that gave no rate.

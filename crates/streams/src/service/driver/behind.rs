@@ -11,7 +11,7 @@ use crate::model::{ChunkId, Event, Refusal, StreamId, machine};
 use crate::service::Rejected;
 
 /// Whoever has waited so long for another place hears that there is none.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PLACE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Those who wait are looked after so often, and whenever a stream leaves.
 const OFTEN: Duration = Duration::from_millis(250);
 
@@ -86,13 +86,13 @@ impl Driver {
         }
         self.waiting_looked_at = now;
         let (stream, why) = (first.stream, first.why.clone());
-        let patient = now.saturating_duration_since(first.since) < PATIENCE;
+        let goes_on = now.saturating_duration_since(first.since) < PLACE_TIMEOUT;
         let Some(entry) = self.streams.get(&stream).filter(|entry| entry.parked && !entry.paused)
         else {
             self.waiting.pop_front();
             return;
         };
-        if patient {
+        if goes_on {
             // Whatever else is asked for it comes first.
             if let Entry::Vacant(place) = self.asked.entry(stream) {
                 place.insert(Asked::Behind);

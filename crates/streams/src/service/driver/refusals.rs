@@ -12,17 +12,17 @@ use crate::service::Rejected;
 
 /// How often somebody asks again, and for how long.
 const AGAIN: Duration = Duration::from_millis(250);
-const PATIENCE: Duration = Duration::from_secs(3);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A wanted that waits until bursts have ended.
-pub(super) struct Patient {
+/// A request for a stream that is made again when bursts have ended.
+pub(super) struct Retry {
     joining: Joining,
     again: Instant,
     until: Instant,
 }
 
 impl Driver {
-    /// Asks for less than was refused, if there is a way; gives the wanted back if there is none.
+    /// Asks for less than was refused, if there is a way; gives it back if there is none.
     fn with_less(&mut self, mut joining: Joining, refusal: &Refusal) -> Option<Joining> {
         let wanted = &mut joining.wanted;
         let less = match wanted.burst.take() {
@@ -48,12 +48,12 @@ impl Driver {
         let shortage =
             matches!(refusal.shortage, Shortage::Device | Shortage::Memory | Shortage::Throttle);
         let now = (self.clock)();
-        let until = joining.until.unwrap_or(now + PATIENCE);
+        let until = joining.until.unwrap_or(now + RETRY_TIMEOUT);
         if !shortage || now >= until || !self.end_bursts() {
             return Some(joining);
         }
         joining.until = Some(until);
-        self.patient.push(Patient { joining, again: now + AGAIN, until });
+        self.retries.push(Retry { joining, again: now + AGAIN, until });
         None
     }
 
@@ -69,12 +69,12 @@ impl Driver {
         !all.is_empty() || ending()
     }
 
-    /// Wishes whose time has come.
+    /// Makes the requests again whose time has come.
     pub(super) fn ask_again(&mut self) {
         let now = (self.clock)();
-        let ready = self.patient.extract_if(.., |patient| now >= patient.again.min(patient.until));
-        let ready: Vec<Patient> = ready.collect();
-        for Patient { joining, .. } in ready {
+        let ready = self.retries.extract_if(.., |retry| now >= retry.again.min(retry.until));
+        let ready: Vec<Retry> = ready.collect();
+        for Retry { joining, .. } in ready {
             self.join(joining);
         }
     }
