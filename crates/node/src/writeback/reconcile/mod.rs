@@ -394,7 +394,7 @@ impl Writeback {
                 Ok(Step::Again) => return Ok(Step::Again),
                 // What it has reaches the store all the same, if it stands anywhere there.
                 Err(error) if is_beyond_store(&error) && !work.record.backing.links.is_empty() => {
-                    work.refused = Some(error);
+                    work.refused(error);
                 }
                 Err(error) => return Err(error),
             }
