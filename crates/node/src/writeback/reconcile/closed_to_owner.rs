@@ -30,28 +30,19 @@ impl Writeback {
     /// After a refusal: opens the directories on the way to an inode, and itself, if they are this user's
     /// and he has closed them. Says whether there were any.
     pub(crate) fn open_closed_dirs(&self, record: &Record) -> Result<bool> {
-        self.open_dirs(record, |_| OPEN)
-    }
-
-    /// The same where a program waits: as far as they are open here, and the backing store does not know it
-    /// yet.
-    pub(crate) fn open_as_here(&self, dir: Ino) -> Result<bool> {
-        let Some(record) = self.known(dir)? else { return Ok(false) };
-        self.open_dirs(
-            &record,
-            |dir| if dir.backing.attrs_differ { dir.attr.perm & OPEN } else { 0 },
-        )
-    }
-
-    fn open_dirs(&self, record: &Record, wanted: impl Fn(&Record) -> u32) -> Result<bool> {
         let mut opened = false;
         // From the top: without `x` nothing below is reached.
         for dir in self.dirs_to(record)?.into_iter().rev() {
-            if let Some(record) = self.known(dir)? {
-                opened |= self.open_dir(dir, wanted(&record))?;
-            }
+            opened |= self.open_dir(dir)?;
         }
         Ok(opened)
+    }
+
+    /// The same where a program waits. What it may do the kernel has seen; but to look a name up it needs no
+    /// `r`, to list it no `x`, and to remove a directory neither of them there, all of which is needed here.
+    pub(crate) fn open_to_program(&self, dir: Ino) -> Result<bool> {
+        let Some(record) = self.known(dir)? else { return Ok(false) };
+        self.open_closed_dirs(&record)
     }
 
     /// Itself, if it is a directory, and those above it, here and in the backing store.
@@ -75,15 +66,15 @@ impl Writeback {
         Ok(dirs)
     }
 
-    fn open_dir(&self, dir: Ino, wanted: u32) -> Result<bool> {
+    fn open_dir(&self, dir: Ino) -> Result<bool> {
         let Ok(handle) = self.backing_dir(dir) else { return Ok(false) };
         let found = self.backing.stat(&handle, OsStr::new(""))?;
-        if found.uid != geteuid().as_raw() || found.mode & wanted == wanted {
+        if found.uid != geteuid().as_raw() || found.mode & OPEN == OPEN {
             return Ok(false);
         }
         // Others may have closed it, which is to stay.
         self.mode_is_due(dir, Some(found.mode))?;
-        let set = SetAttributes { mode: Some(found.mode | wanted), ..SetAttributes::default() };
+        let set = SetAttributes { mode: Some(found.mode | OPEN), ..SetAttributes::default() };
         let changed = self.own_change(&[(dir, &handle)], || {
             Ok(self.backing.set_attributes(&handle, OsStr::new(""), &set)?)
         });
