@@ -71,7 +71,8 @@ pub struct Reconciler {
     pub(crate) published: Mutex<std::collections::HashMap<u64, crate::writeback::flush::Published>>,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
-    /// Directories whose entries a worker changed since their times were set.
+    /// Directories whose entries a worker changed since their times were set, or programs so that there is
+    /// nothing to do for workers.
     entries_written: Mutex<BTreeSet<u64>>,
     /// Held by whoever sets them.
     restoring: Mutex<()>,
