@@ -377,8 +377,20 @@ impl Writeback {
         if !record.is_directory() || dir != Ino::ROOT && record.backing.links.is_empty() {
             return Ok(None);
         }
-        let handle = self.backing_dir(dir)?;
-        let found = self.backing.stat(&handle, os(b""))?;
+        let look = || -> Result<_> {
+            let handle = self.backing_dir(dir)?;
+            let found = self.backing.stat(&handle, os(b""))?;
+            Ok((handle, found))
+        };
+        let (handle, found) = match look() {
+            Err(error)
+                if error.class() == Some(ErrorClass::Denied)
+                    && self.open_closed_dirs(&record)? =>
+            {
+                look()?
+            }
+            looked => looked?,
+        };
         if found.mtime == record.attr.mtime {
             return Ok(None);
         }

@@ -8,8 +8,10 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use forebay_meta::{Error as MetaError, Queue, Record};
+use forebay_meta::{Error as MetaError, Queue, Record, Seq};
 use forebay_store::ErrorClass;
 use forebay_store::backing::SetAttributes;
 use forebay_types::{FileKind, Fingerprint, Ino};
@@ -18,8 +20,15 @@ use rustix::process::geteuid;
 use super::identity::{in_hand, is_own, was_changed};
 use super::queue::NAMES_DELAY;
 use super::{MAX_PARENTS, OWNER_WAIT};
+use crate::defects::Step;
 use crate::error::Result;
 use crate::writeback::Writeback;
+
+/// So often the end of a sync closes directories that were opened to set times.
+pub(super) const MAX_REOPENED: usize = 3;
+
+/// Of the backlog at a time.
+const PAGE: usize = 1000;
 
 /// What the owner of a directory needs to work in it.
 const OPEN: u32 = 0o700;
@@ -83,8 +92,54 @@ impl Writeback {
             changed => changed?,
         }
         self.settle_directory(dir)?;
+        self.reconciler.opened_dirs.fetch_add(1, Ordering::AcqRel);
         self.reconcile_later(dir, NAMES_DELAY);
         Ok(true)
+    }
+
+    /// Sets the times of directories. Says whether some were opened for that, or meanwhile, which are to be
+    /// closed again.
+    pub(super) fn restore_times_by_opening(&self) -> bool {
+        let opened = || self.reconciler.opened_dirs.load(Ordering::Acquire);
+        let before = opened();
+        self.keep_up(Step::Times);
+        opened() != before
+    }
+
+    /// After files in use were written: closes directories that were opened for that, and sets their times.
+    /// What fails stays in the backlog.
+    pub(super) fn settle_directories(&self, until: Instant) -> Result<()> {
+        for _ in 0..MAX_REOPENED {
+            for dir in self.directories_behind()? {
+                if Instant::now() >= until {
+                    return Ok(());
+                }
+                if let Err(error) = self.reconcile_as_it_is(dir) {
+                    tracing::debug!(%dir, %error, "a directory waits for its turn");
+                }
+            }
+            if !self.restore_times_by_opening() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories that stand where they should and wait for something else.
+    fn directories_behind(&self) -> Result<Vec<Ino>> {
+        let (mut behind, mut after) = (Vec::new(), Seq(0));
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            let Some((last, _)) = page.last() else { return Ok(behind) };
+            after = *last;
+            for (_, ino) in page {
+                let record = self.known(ino)?;
+                let stands = |record: &Record| record.links == record.backing.links;
+                if record.is_some_and(|record| record.is_directory() && stands(&record)) {
+                    behind.push(ino);
+                }
+            }
+        }
     }
 
     /// After a refusal: opens a file in the backing store to its owner, if he is this user and has closed

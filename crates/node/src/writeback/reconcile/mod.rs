@@ -32,7 +32,7 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::Error as MetaError;
@@ -76,6 +76,8 @@ pub struct Reconciler {
     entries_written: Mutex<BTreeSet<u64>>,
     /// Held by whoever sets them.
     restoring: Mutex<()>,
+    /// How often a directory was opened to its owner.
+    opened_dirs: AtomicU64,
     /// Files of which parts are gone, and nobody was told.
     pub(crate) rest_gone: crate::writeback::rest_gone::Untold,
     #[cfg(test)]
