@@ -247,6 +247,13 @@ pub fn is_mounted(path: &Path) -> bool {
 impl ForebayMount {
     /// Mounts and waits until the mount is usable.
     pub fn new(options: MountOptions) -> Result<Self, SubjectError> {
+        let mut mount = Self::prepare(options)?;
+        mount.mount()?;
+        Ok(mount)
+    }
+
+    /// Makes what a mount needs, but does not mount yet.
+    pub fn prepare(options: MountOptions) -> Result<Self, SubjectError> {
         binary()?;
         let place = open_dir(&std::env::temp_dir())?;
         let shared_memory = open_dir(Path::new("/dev/shm"))?;
@@ -270,9 +277,8 @@ impl ForebayMount {
         for (dir, _) in &options.tiers {
             std::fs::create_dir_all(dir).map_err(io_error("tier directory"))?;
         }
-        let mut mount = Self { options, place, shared_memory, mountpoint, daemon: None };
+        let mount = Self { options, place, shared_memory, mountpoint, daemon: None };
         mount.give_to_user()?;
-        mount.mount()?;
         Ok(mount)
     }
 

@@ -174,8 +174,7 @@ fn in_closed_directories() {
 }
 
 /// Directories of the backing store that their owner has closed to himself.
-const CLOSED: [(&str, u32); 4] =
-    [("entered", 0o300), ("listed", 0o400), ("full", 0), ("empty", 0)];
+const CLOSED: [(&str, u32); 4] = [("entered", 0o300), ("listed", 0o400), ("full", 0), ("empty", 0)];
 
 #[test]
 fn directories_that_a_plain_user_has_closed_when_looked_at_or_removed_then_as_natively() {

@@ -12,7 +12,7 @@ use crate::model::tree::{self, Epochs};
 use crate::os::{self, XattrFlags};
 use crate::process::eventually;
 use crate::random::{Random, pattern};
-use crate::subject::{ForebayMount, MountOptions, NativeDir, Subject};
+use crate::subject::{ForebayMount, MountOptions, NativeDir, Subject, binary};
 
 /// Longer than any history takes.
 pub const LIMIT: Duration = Duration::from_secs(600);
@@ -40,14 +40,18 @@ impl Site {
         if as_user(settings.user, || os::access("/dev/fuse", 6)).is_err() {
             return Err(Failure::Skipped("plain users may not use /dev/fuse".into()));
         }
+        let binary = binary()?;
+        if as_user(settings.user, || os::access(&binary, 1)).is_err() {
+            let why = format!("another user can not run {}", binary.display());
+            return Err(Failure::Skipped(why));
+        }
         let options = MountOptions {
             tier_sizes: vec![settings.tier_bytes],
             writeback: Some(settings.writeback.clone()),
             user: settings.user,
             ..MountOptions::default()
         };
-        let mut mount = ForebayMount::new(options)?;
-        mount.unmount()?;
+        let mut mount = ForebayMount::prepare(options)?;
         let twin = NativeDir::in_memory()?;
         let roots = [mount.backing(), twin.dir()].map(|dir| dir.join(TREE));
         for root in &roots {

@@ -69,9 +69,8 @@ fn random_step(random: &mut Random) -> Step {
 }
 
 /// Half of them leave files and directories open to their owner.
-const MODES: [u32; 14] = [
-    0o755, 0o755, 0o755, 0o700, 0o777, 0o644, 0o600, 0o500, 0o500, 0o300, 0o400, 0o200, 0o100, 0,
-];
+const MODES: [u32; 14] =
+    [0o755, 0o755, 0o755, 0o700, 0o777, 0o644, 0o600, 0o500, 0o500, 0o300, 0o400, 0o200, 0o100, 0];
 
 fn random_op(random: &mut Random) -> Op {
     let [at, other, tag] = [(); 3].map(|()| random.bits() as u32);

@@ -76,7 +76,9 @@ fn scan(root: &Path, epochs: &Epochs) -> Outcome<BTreeMap<PathBuf, Entry>> {
         let mut entry = match describe(&full, &path, epochs, &mut first_names) {
             // Its directory can be listed and not entered.
             Err(Errno::ACCESS) => continue,
-            entry => entry.map_err(|why| Failure::at(format_args!("{}: {why:?}", full.display())))?,
+            entry => {
+                entry.map_err(|why| Failure::at(format_args!("{}: {why:?}", full.display())))?
+            }
         };
         if FileType::from_raw_mode(entry.mode) == FileType::Directory {
             let names = os::names(&full);
