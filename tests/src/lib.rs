@@ -6,6 +6,7 @@
 //! - [`posix`]: named conformance checks by area;
 //! - [`fsx`]: random I/O on one file against an in-memory model;
 //! - [`model`]: random namespace and data operations on two directories that must stay equal;
+//! - [`histories`]: the same over unmounts, kills and write-backs, also of a plain user;
 //! - [`crash`]: a mixed load whose acknowledged operations must survive a killed daemon;
 //! - [`power`]: disks that fail at once with all that was not synced;
 //! - [`soak`]: programs, faults, upgrades and kills for as long as one likes, with level curves;
@@ -16,6 +17,7 @@
 pub mod failure;
 pub mod crash;
 pub mod fsx;
+pub mod histories;
 pub mod model;
 pub mod os;
 pub mod posix;

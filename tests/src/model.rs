@@ -3,8 +3,8 @@
 //! Every operation names paths and open files by plain numbers, taken modulo what exists when it
 //! runs, so that any subsequence is a valid sequence and shrinking needs no repair.
 
-mod apply;
-mod tree;
+pub(crate) mod apply;
+pub(crate) mod tree;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -52,6 +52,7 @@ pub enum Op {
     Copy { from: Slot, to: Slot, at: u32, len: u32 },
     Fstat { slot: Slot },
     Fsync { slot: Slot },
+    Unnamed { at: Place, len: u32, tag: u32 },
     User { user: u8 },
 }
 

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -150,6 +151,9 @@ pub struct MountOptions {
     pub arguments: Vec<OsString>,
     /// Environment of the daemon, for example FAILPOINTS.
     pub environment: Vec<(String, String)>,
+    /// The plain user who mounts, and who runs all commands; None is whoever runs the test. A backing
+    /// store that is named must be his already. Needs root.
+    pub user: Option<u32>,
 }
 
 /// The size of the tier that a mount gets when its options name none.
@@ -243,6 +247,13 @@ pub fn is_mounted(path: &Path) -> bool {
 impl ForebayMount {
     /// Mounts and waits until the mount is usable.
     pub fn new(options: MountOptions) -> Result<Self, SubjectError> {
+        let mut mount = Self::prepare(options)?;
+        mount.mount()?;
+        Ok(mount)
+    }
+
+    /// Makes what a mount needs, but does not mount yet.
+    pub fn prepare(options: MountOptions) -> Result<Self, SubjectError> {
         binary()?;
         let place = open_dir(&std::env::temp_dir())?;
         let shared_memory = open_dir(Path::new("/dev/shm"))?;
@@ -266,9 +277,20 @@ impl ForebayMount {
         for (dir, _) in &options.tiers {
             std::fs::create_dir_all(dir).map_err(io_error("tier directory"))?;
         }
-        let mut mount = Self { options, place, shared_memory, mountpoint, daemon: None };
-        mount.mount()?;
+        let mount = Self { options, place, shared_memory, mountpoint, daemon: None };
+        mount.give_to_user()?;
         Ok(mount)
+    }
+
+    /// Gives the user who mounts the directories that were made for him.
+    fn give_to_user(&self) -> Result<(), SubjectError> {
+        let Some(user) = self.options.user else { return Ok(()) };
+        let made = [self.shared_memory.path(), &self.mountpoint, self.backing()];
+        let tiers = self.options.tiers.iter().map(|(dir, _)| dir.as_path());
+        for dir in made.into_iter().chain(tiers) {
+            chown(dir, Some(user), Some(user)).map_err(io_error("owner of a directory"))?;
+        }
+        Ok(())
     }
 
     /// Mounts again after [`ForebayMount::unmount`] or [`ForebayMount::kill_daemon`].
@@ -278,8 +300,9 @@ impl ForebayMount {
             .create(true)
             .open(self.log_path())
             .map_err(io_error("daemon log"))?;
-        let mut command = Command::new(binary()?);
-        command.arg("mount").arg(self.backing()).arg(&self.mountpoint).arg("--foreground");
+        binary()?;
+        let mut command = self.command("mount");
+        command.arg(self.backing()).arg(&self.mountpoint).arg("--foreground");
         for (dir, size) in &self.options.tiers {
             let mut tier = dir.clone().into_os_string();
             tier.push(format!("={size}"));
@@ -365,6 +388,11 @@ impl ForebayMount {
     pub fn command(&self, subcommand: &str) -> Command {
         let mut command = Command::new(binary().unwrap_or_else(|_| "forebay".into()));
         command.arg(subcommand);
+        if let Some(user) = self.options.user {
+            // Of root's environment only what does not lead into root's directories.
+            command.env_remove("XDG_RUNTIME_DIR").env("HOME", self.scratch());
+            command.env("FOREBAY_RUNTIME_DIR", self.scratch().join("run")).uid(user).gid(user);
+        }
         command
     }
 

@@ -5,7 +5,7 @@ mod rig;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, NameIn, NewFile, Node, NodeError, Remaining};
@@ -526,4 +526,43 @@ fn names_when_the_store_drops_their_ends_then_those_are_refused_at_the_call() {
     rig.put("ends.", b"third");
     assert_eq!(drain(&rig), Remaining::default());
     assert_eq!(rig.plain("ends."), b"third");
+}
+
+/// The file that has the name there has another one here, and can't be put aside for a while.
+#[test]
+fn name_that_the_store_does_not_give_free_when_a_file_is_linked_or_moved_there_then_it_follows() {
+    for is_moved in [false, true] {
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let closed = is_closed.clone();
+        let by = Limited::new(move |operation, _, _| match operation {
+            Operation::Limbo if closed.load(Ordering::Acquire) => Verdict::Fail(libc::EACCES),
+            _ => Verdict::Pass,
+        });
+        let rig = rig(&by);
+        let files = [("file", b"its bytes".to_vec()), ("old", b"older".to_vec())];
+        for (name, bytes) in &files {
+            rig.put(name, bytes);
+            let second = format!("{name}2");
+            rig.node().link(&CONTEXT, rig.ino(name), Ino::ROOT, second.as_bytes()).unwrap();
+        }
+        assert_eq!(drain(&rig), Remaining::default());
+        let file = rig.ino("file");
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"old").unwrap();
+        match is_moved {
+            true => {
+                let [from, to] = [b"file", &b"old"[..]].map(|name| NameIn::new(Ino::ROOT, name));
+                rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+            }
+            false => drop(rig.node().link(&CONTEXT, file, Ino::ROOT, b"old").unwrap()),
+        }
+        is_closed.store(true, Ordering::Release);
+        rig.node().writeback().reconcile(file).unwrap_err();
+        is_closed.store(false, Ordering::Release);
+        assert_eq!(drain(&rig), Remaining::default());
+        assert_eq!(rig.plain("old"), b"its bytes", "moved: {is_moved}");
+        assert_eq!(rig.plain("file2"), b"its bytes", "moved: {is_moved}");
+        assert_eq!(rig.plain("old2"), b"older", "moved: {is_moved}");
+        assert_eq!(rig.backing().join("file").exists(), !is_moved);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
+    }
 }

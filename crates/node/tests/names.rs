@@ -3,10 +3,11 @@
 mod rig;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_node::{Ino, NameIn, NewFile, Node, NodeConfig, SetAttr};
+use forebay_node::{Ino, NameIn, NewFile, Node, NodeConfig, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::Transparent;
 use forebay_testing::wait_until;
 use rig::{CONTEXT, MIB, Rig};
@@ -286,4 +287,47 @@ fn file_handle_when_the_kernel_has_forgotten_the_inode_then_means_it_as_long_as_
         assert!(look(gone, b".").is_err(), "no name is left");
     }
     node.stop(Duration::from_secs(10));
+}
+
+/// No worker has anything to do in the directory then.
+#[test]
+fn directory_whose_names_come_and_go_before_they_are_written_then_it_has_its_time_in_the_store() {
+    const BEFORE: Timestamp = Timestamp::new(1_000_000_000, 0);
+    let changes: [fn(&Node, Ino, Ino); 4] = [
+        |node, dir, _| {
+            make(node, dir, "new");
+            node.unlink(&CONTEXT, dir, b"new").unwrap();
+        },
+        |node, dir, _| {
+            node.mkdir(&CONTEXT, dir, b"new", 0o755, 0).unwrap();
+            node.rmdir(&CONTEXT, dir, b"new").unwrap();
+        },
+        |node, dir, other| {
+            make(node, dir, "new");
+            let [from, to] = [NameIn::new(dir, b"new"), NameIn::new(other, b"new")];
+            node.rename(&CONTEXT, from, to, 0).unwrap();
+        },
+        |node, dir, other| {
+            let [from, to] = [NameIn::new(dir, b"file"), NameIn::new(other, b"file")];
+            node.rename(&CONTEXT, from, to, 0).unwrap();
+            node.rename(&CONTEXT, to, from, 0).unwrap();
+        },
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let rig = rig();
+        let [dir, other] = [b"dir".as_slice(), b"other"].map(|name| {
+            rig.node().mkdir(&CONTEXT, Ino::ROOT, name, 0o755, 0).expect("a directory").ino
+        });
+        make(rig.node(), dir, "file");
+        let set = SetAttr { mtime: Some(SetTime::At(BEFORE)), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, dir, &set).unwrap();
+        rig.drain();
+        let below = || std::fs::metadata(rig.backing().join("dir")).unwrap().mtime();
+        assert_eq!(below(), BEFORE.sec, "change {number}");
+        change(rig.node(), dir, other);
+        rig.drain();
+        let here = rig.node().getattr(&CONTEXT, dir).unwrap().attr.mtime.sec;
+        assert!(here > BEFORE.sec, "change {number}");
+        assert_eq!(below(), here, "change {number}");
+    }
 }

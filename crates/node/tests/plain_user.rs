@@ -5,11 +5,11 @@ mod rig;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, NewFile, Remaining};
+use forebay_node::{Context, Ino, NewFile, NodeError, Remaining};
 use forebay_store::decorators::Transparent;
 use rig::{KIB, MIB, Rig, noise};
 
@@ -118,21 +118,89 @@ fn files_of_others_when_a_plain_user_writes_them_then_written_in_place() {
     chown(&shared, Some(0), Some(OTHER_GROUP)).unwrap();
     mode(&shared, 0o2777);
     let theirs = std::fs::metadata(backing.join("theirs")).unwrap();
-    let ended = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "as_the_user", "--include-ignored", "--nocapture"])
-        .env(DIR, &dir)
-        .uid(USER)
-        .gid(USER)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
-    let why = String::from_utf8_lossy(&ended.stderr).into_owned();
-    if backing.exists() && ended.status.success() {
+    let (passed, why) = run_as_the_user("as_the_user", &dir);
+    if backing.exists() && passed {
         let now = std::fs::metadata(backing.join("theirs")).unwrap();
         assert_eq!((now.ino(), now.uid(), now.gid()), (theirs.ino(), 0, USER), "{why}");
         let new = std::fs::metadata(backing.join("shared/new"));
         assert!(new.is_ok_and(|new| new.gid() == OTHER_GROUP), "{why}");
     }
     drop(std::fs::remove_dir_all(&dir));
-    assert!(ended.status.success() && said.contains("1 passed"), "{why}");
+    assert!(passed, "{why}");
+}
+
+/// Runs one of the tests of this file as the user. Says whether it passed, and what it said.
+fn run_as_the_user(test: &str, dir: &Path) -> (bool, String) {
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
+        .env(DIR, dir)
+        .uid(USER)
+        .gid(USER)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let why = String::from_utf8_lossy(&ended.stderr).into_owned();
+    (ended.status.success() && said.contains("1 passed"), why)
+}
+
+/// The kernel lets a program do all this: what it must not do it does not ask for.
+#[test]
+#[ignore = "started by the other test of this file"]
+fn in_closed_directories() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let mut rig = Rig::at(PathBuf::from(dir), &[MIB], Arc::new(Transparent), |_| {});
+    rig.start();
+    let [entered, listed] = ["entered", "listed"].map(|name| rig.ino(name));
+    let found = |name: &[u8]| rig.node().lookup(&CONTEXT, entered, name).unwrap().is_some();
+    assert!(found(b"file") && !found(b"none"));
+    let mut names = Vec::new();
+    rig.node()
+        .read_dir(&CONTEXT, listed, 0, 100, false, &mut |entry| {
+            names.push(entry.name.to_vec());
+            true
+        })
+        .unwrap();
+    assert!(names.contains(&b"file".to_vec()), "{names:?}");
+    let full = rig.node().rmdir(&CONTEXT, Ino::ROOT, b"full");
+    assert!(matches!(full, Err(NodeError::Meta(forebay_meta::Error::NotEmpty))), "{full:?}");
+    rig.node().rmdir(&CONTEXT, Ino::ROOT, b"empty").unwrap();
+    drain(&rig);
+    assert!(!rig.backing().join("empty").exists());
+    for (name, mode) in CLOSED.iter().filter(|(name, _)| *name != "empty") {
+        let below = std::fs::metadata(rig.backing().join(name)).unwrap();
+        assert_eq!(below.permissions().mode() & 0o777, *mode, "{name}");
+        assert_eq!(rig.node().getattr(&CONTEXT, rig.ino(name)).unwrap().attr.perm, *mode, "{name}");
+    }
+    rig.node.take().unwrap().stop(std::time::Duration::from_secs(5));
+    std::mem::forget(rig);
+}
+
+/// Directories of the backing store that their owner has closed to himself.
+const CLOSED: [(&str, u32); 4] = [("entered", 0o300), ("listed", 0o400), ("full", 0), ("empty", 0)];
+
+#[test]
+fn directories_that_a_plain_user_has_closed_when_looked_at_or_removed_then_as_natively() {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can make the files of another user");
+        return;
+    }
+    let dir = PathBuf::from(format!("/dev/shm/forebay-closed-{}", std::process::id()));
+    let backing = dir.join("backing");
+    std::fs::create_dir_all(&backing).unwrap();
+    for (name, mode) in CLOSED {
+        let closed = backing.join(name);
+        std::fs::create_dir(&closed).unwrap();
+        if name != "empty" {
+            std::fs::write(closed.join("file"), b"bytes").unwrap();
+        }
+        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(mode)).unwrap();
+        chown(&closed, Some(USER), Some(USER)).unwrap();
+    }
+    for open in [&dir, &backing] {
+        chown(open, Some(USER), Some(USER)).unwrap();
+    }
+    let (passed, why) = run_as_the_user("in_closed_directories", &dir);
+    drop(std::fs::remove_dir_all(&dir));
+    assert!(passed, "{why}");
 }

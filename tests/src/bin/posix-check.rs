@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use forebay_tests::histories::{self, End, Ends};
 use forebay_tests::{Failure, Outcome, fsx, model, os, posix, power, programs, random, soak};
 
 /// Checks a directory's file system: POSIX conformance by default, random operations on request.
@@ -37,6 +38,73 @@ struct Length {
     /// Number of operations.
     #[arg(long, default_value_t = 10_000)]
     ops: usize,
+}
+
+#[derive(Args)]
+struct Histories {
+    /// The first history; without it the clock chooses.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many histories, each with the seed that follows.
+    #[arg(long, default_value_t = 1)]
+    histories: usize,
+    /// Phases of each, between which the mount is ended or written back.
+    #[arg(long, default_value_t = 4)]
+    phases: usize,
+    /// Operations of a phase.
+    #[arg(long, default_value_t = 150)]
+    ops: usize,
+    /// A plain user (a number) who mounts and works. Needs root, and /etc/fuse.conf as it is anywhere.
+    #[arg(long)]
+    user: Option<u32>,
+    /// How phases end; the last one always ends by a clean unmount.
+    #[arg(long, value_enum, default_value_t = PhaseEnd::Mixed)]
+    end: PhaseEnd,
+    /// The mount's option of this name.
+    #[arg(long, default_value = "200ms")]
+    writeback: String,
+    /// The size of the tier, in KiB, or in MiB with the letter M.
+    #[arg(long, default_value = "2M", value_parser = kib)]
+    size: u64,
+    /// Tries so many shorter histories when one has failed.
+    #[arg(long, default_value_t = 0)]
+    attempts: usize,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PhaseEnd {
+    /// A clean `forebay umount`.
+    Umount,
+    /// kill -9 of the daemon.
+    Kill,
+    /// `forebay sync`, with files open.
+    Sync,
+    /// Workers write all back.
+    Worker,
+    /// Any of these.
+    Mixed,
+}
+
+impl From<PhaseEnd> for Ends {
+    fn from(end: PhaseEnd) -> Self {
+        match end {
+            PhaseEnd::Umount => Self::All(End::Umount),
+            PhaseEnd::Kill => Self::All(End::Kill),
+            PhaseEnd::Sync => Self::All(End::Sync),
+            PhaseEnd::Worker => Self::All(End::Worker),
+            PhaseEnd::Mixed => Self::Mixed,
+        }
+    }
+}
+
+/// Bytes of what is given in KiB or MiB.
+fn kib(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.strip_suffix('M') {
+        Some(number) => (number, 1 << 20),
+        None => (text, 1 << 10),
+    };
+    let number: u64 = number.parse().map_err(|error| format!("{error}"))?;
+    number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
 #[derive(Subcommand)]
@@ -94,6 +162,9 @@ enum Suite {
         #[arg(long)]
         results: Option<PathBuf>,
     },
+    /// Random histories of a mount beside a native twin: programs work, workers write back, the mount is
+    /// ended and made again, and mount, backing store and twin must be equal. Needs the forebay binary.
+    Histories(Histories),
     /// Unmodified programs.
     Programs {
         /// Directory to test in.
@@ -127,6 +198,7 @@ fn main() -> ExitCode {
             println!("seed {seed}");
             report(soak::run(&soak::Settings { length, seed, results }), seed)
         }
+        (Some(Suite::Histories(asked)), _) => run_histories(asked),
         (Some(Suite::Programs { dir }), _) => programs::run(&dir).is_empty(),
         (None, None) => {
             eprintln!("name a directory to check; `posix-check --help` tells more");
@@ -134,6 +206,22 @@ fn main() -> ExitCode {
         }
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_histories(asked: Histories) -> bool {
+    let seed = asked.seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
+    let settings = histories::Settings {
+        seed,
+        histories: asked.histories,
+        phases: asked.phases,
+        ops: asked.ops,
+        ends: asked.end.into(),
+        user: asked.user,
+        writeback: asked.writeback,
+        tier_bytes: asked.size,
+        attempts: asked.attempts,
+    };
+    report(histories::run(&settings), seed)
 }
 
 fn seed(length: &Length) -> u64 {

@@ -1,16 +1,16 @@
 //! Carrying out one operation on both sides.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    fallocate, fstat, fsync, ftruncate, link, lstat, renameat_with, rmdir, stat, symlink,
+    fallocate, fstat, fsync, ftruncate, link, linkat, lstat, renameat_with, rmdir, stat, symlink,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Answer, Op, Place, Slot};
-use crate::os::{self, CWD, Errno, FallocateFlags, FileType, Map, OFlags, RenameFlags};
+use crate::os::{self, AtFlags, CWD, Errno, FallocateFlags, FileType, Map, OFlags, RenameFlags};
 use crate::random::pattern;
 
 /// Few names, so that operations meet each other often.
@@ -21,14 +21,18 @@ const SLOTS: usize = 6;
 /// Both sides, what is known to exist on them, and the open files.
 pub struct World<'a> {
     roots: &'a [PathBuf; 2],
+    names: &'static [&'static str],
     existing: BTreeSet<String>,
     open: Vec<Option<Opened>>,
     user: u32,
+    closes: bool,
 }
 
 /// An open file on both sides.
 struct Opened {
     fds: [OwnedFd; 2],
+    /// Its name when it was opened.
+    path: String,
     by: u32,
     /// The file got set-id bits when this was open.
     got_set_ids: bool,
@@ -39,11 +43,23 @@ const SET_IDS: u32 = 0o6000;
 
 impl<'a> World<'a> {
     pub fn new(roots: &'a [PathBuf; 2]) -> Self {
-        Self { roots, existing: BTreeSet::new(), open: (0..SLOTS).map(|_| None).collect(), user: 0 }
+        let open = (0..SLOTS).map(|_| None).collect();
+        let existing = BTreeSet::new();
+        Self { roots, names: &NAMES, existing, open, user: 0, closes: false }
+    }
+
+    /// Of trees that are there already, alike: these paths of them are known to exist, new ones have these
+    /// names, and owners may close files and directories to themselves.
+    pub fn of_trees(
+        roots: &'a [PathBuf; 2],
+        names: &'static [&'static str],
+        existing: BTreeSet<String>,
+    ) -> Self {
+        Self { names, existing, closes: true, ..Self::new(roots) }
     }
 
     /// Two times out of three a path that exists, else a combination of names.
-    fn path(&self, place: Place) -> String {
+    pub fn path(&self, place: Place) -> String {
         let number = (place / 3) as usize;
         if !place.is_multiple_of(3) && !self.existing.is_empty() {
             return self
@@ -54,8 +70,8 @@ impl<'a> World<'a> {
                 .unwrap_or_default();
         }
         // A new name below an existing place or at the top.
-        let name = NAMES[number % NAMES.len()];
-        let rest = number / NAMES.len();
+        let name = self.names[number % self.names.len()];
+        let rest = number / self.names.len();
         let parents = self.existing.len() + 1;
         match self.existing.iter().nth(rest % parents) {
             Some(parent) if parent.matches('/').count() < 5 => format!("{parent}/{name}"),
@@ -73,13 +89,37 @@ impl<'a> World<'a> {
             Op::Rename { from, to, .. } | Op::Link { from, to } => {
                 format!("{} and {}", self.path(from), self.path(to))
             }
-            Op::Create { at, .. } | Op::Mkdir { at, .. } | Op::Unlink { at } | Op::Stat { at } => {
-                self.path(at)
-            }
-            Op::Readdir { at } | Op::Rmdir { at } | Op::ReadAll { at } | Op::Open { at, .. } => {
-                self.path(at)
-            }
-            _ => "its path or file".to_owned(),
+            Op::Create { at, .. }
+            | Op::Mkdir { at, .. }
+            | Op::Mknod { at, .. }
+            | Op::Symlink { at, .. }
+            | Op::Chmod { at, .. }
+            | Op::Chown { at, .. }
+            | Op::Utimens { at, .. }
+            | Op::Truncate { at, .. }
+            | Op::SetXattr { at, .. }
+            | Op::RemoveXattr { at, .. }
+            | Op::Unlink { at }
+            | Op::Rmdir { at }
+            | Op::Stat { at }
+            | Op::Readlink { at }
+            | Op::Readdir { at }
+            | Op::ReadAll { at }
+            | Op::Unnamed { at, .. }
+            | Op::Open { at, .. } => self.path(at),
+            Op::Close { slot }
+            | Op::Read { slot, .. }
+            | Op::Write { slot, .. }
+            | Op::MapWrite { slot, .. }
+            | Op::Ftruncate { slot, .. }
+            | Op::Allocate { slot, .. }
+            | Op::Copy { from: slot, .. }
+            | Op::Fstat { slot }
+            | Op::Fsync { slot } => match &self.open[self.slot(slot)] {
+                Some(opened) => opened.path.clone(),
+                None => "no open file".to_owned(),
+            },
+            Op::User { .. } => "no file".to_owned(),
         }
     }
 
@@ -154,8 +194,8 @@ impl<'a> World<'a> {
         if let [Ok(a), Ok(b)] = opened {
             let slot = self.slot(slot);
             let (by, got_set_ids) = (self.user, false);
-            self.open[slot] = Some(Opened { fds: [a, b], by, got_set_ids });
-            self.existing.insert(path);
+            self.existing.insert(path.clone());
+            self.open[slot] = Some(Opened { fds: [a, b], path, by, got_set_ids });
         }
         answers
     }
@@ -198,6 +238,7 @@ impl<'a> World<'a> {
             Op::Unlink { at } => rustix::fs::unlink(full(at))?,
             Op::Rmdir { at } => rmdir(full(at))?,
             // Directories keep the owner's rights, so that the tree can be walked and removed.
+            Op::Chmod { at, mode } if self.closes => os::chmod(full(at), mode)?,
             Op::Chmod { at, mode } => os::chmod(full(at), mode | 0o700)?,
             Op::Chown { at, uid, gid } => {
                 let id = |number: u8| Some([0, 70_001, 70_002][usize::from(number) % 3]);
@@ -213,6 +254,7 @@ impl<'a> World<'a> {
                 os::setxattr(full(at), xattr_name(name), &value, os::XattrFlags::empty())?;
             }
             Op::RemoveXattr { at, name } => os::removexattr(full(at), xattr_name(name))?,
+            Op::Unnamed { at, len, tag } => make_unnamed(&full(at), len, tag)?,
             Op::Stat { at } => return Ok(attributes(&lstat(full(at))?)),
             Op::Readlink { at } => return Ok(Answer::Names(vec![os::readlink(full(at))?])),
             Op::Readdir { at } => return Ok(Answer::Names(os::names(full(at))?)),
@@ -276,6 +318,7 @@ impl<'a> World<'a> {
             Op::Create { at, .. }
             | Op::Mkdir { at, .. }
             | Op::Mknod { at, .. }
+            | Op::Unnamed { at, .. }
             | Op::Symlink { at, .. } => {
                 self.existing.insert(self.path(at));
             }
@@ -321,6 +364,15 @@ impl<'a> World<'a> {
             put(&mut self.existing, replaced, to, from);
         }
     }
+}
+
+/// A file that gets its only name when it is written (`O_TMPFILE`).
+fn make_unnamed(path: &Path, len: u32, tag: u32) -> Result<(), Errno> {
+    let dir = path.parent().ok_or(Errno::NOENT)?;
+    let fd = os::open(dir, OFlags::TMPFILE | OFlags::RDWR, 0o644)?;
+    os::write_at(&fd, 0, &pattern(tag.into(), len as usize))?;
+    let itself = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW)
 }
 
 fn rename_flags(number: u8) -> RenameFlags {

@@ -8,7 +8,7 @@ use rustix::fs::lstat;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::{Failure, Outcome};
-use crate::os::{self, FileType};
+use crate::os::{self, Call, Errno, FileType};
 
 /// Moments between the intervals of a run: both sides must have changed a file in the same one.
 pub struct Epochs(Vec<Duration>);
@@ -41,7 +41,7 @@ impl Epochs {
     }
 }
 
-/// Everything about one file that both sides must agree on.
+/// Everything about one file that both sides must agree on. What may not be looked at is refused alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     mode: u32,
@@ -49,8 +49,10 @@ struct Entry {
     links: u64,
     size: u64,
     mtime: (usize, i64, i64),
-    content: u64,
-    xattrs: Vec<(String, Vec<u8>)>,
+    content: Call<u64>,
+    xattrs: Call<Vec<(String, Vec<u8>)>>,
+    /// Of a directory: whether it can be listed.
+    listed: Call,
     /// The first path of the same inode: tells which names are one file.
     same_as: PathBuf,
 }
@@ -71,11 +73,18 @@ fn scan(root: &Path, epochs: &Epochs) -> Outcome<BTreeMap<PathBuf, Entry>> {
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
         let full = root.join(&path);
-        let entry = describe(&full, &path, epochs, &mut first_names)
-            .map_err(|why| Failure::Failed(format!("{}: {why}", full.display())))?;
+        let mut entry = match describe(&full, &path, epochs, &mut first_names) {
+            // Its directory can be listed and not entered.
+            Err(Errno::ACCESS) => continue,
+            entry => {
+                entry.map_err(|why| Failure::at(format_args!("{}: {why:?}", full.display())))?
+            }
+        };
         if FileType::from_raw_mode(entry.mode) == FileType::Directory {
+            let names = os::names(&full);
+            entry.listed = names.as_ref().map(drop).map_err(|why| *why);
             // In reverse, because the last one pushed is the next one taken.
-            let names = os::names(&full)?;
+            let names = names.unwrap_or_default();
             pending.extend(names.into_iter().rev().map(|name| path.join(name)));
         }
         found.insert(path, entry);
@@ -88,21 +97,18 @@ fn describe(
     path: &Path,
     epochs: &Epochs,
     first_names: &mut BTreeMap<u64, PathBuf>,
-) -> Outcome<Entry> {
+) -> Call<Entry> {
     let stat = lstat(full)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     let content = match kind {
-        FileType::RegularFile => xxh3_64(&os::read_all(full)?),
-        FileType::Symlink => xxh3_64(os::readlink(full)?.as_encoded_bytes()),
-        _ => 0,
+        FileType::RegularFile => os::read_all(full).map(|bytes| xxh3_64(&bytes)),
+        FileType::Symlink => os::readlink(full).map(|target| xxh3_64(target.as_encoded_bytes())),
+        _ => Ok(0),
     };
-    let mut xattrs = Vec::new();
-    if matches!(kind, FileType::RegularFile | FileType::Directory) {
-        for name in os::listxattr(full)?.into_iter().filter(|name| name.starts_with("user.")) {
-            let value = os::getxattr(full, &name)?;
-            xattrs.push((name, value));
-        }
-    }
+    let xattrs = match kind {
+        FileType::RegularFile | FileType::Directory => user_xattrs(full),
+        _ => Ok(Vec::new()),
+    };
     let directory = kind == FileType::Directory;
     Ok(Entry {
         mode: stat.st_mode,
@@ -112,6 +118,12 @@ fn describe(
         mtime: epochs.class(os::mtime(&stat)),
         content,
         xattrs,
+        listed: Ok(()),
         same_as: first_names.entry(stat.st_ino).or_insert_with(|| path.to_owned()).clone(),
     })
+}
+
+fn user_xattrs(full: &Path) -> Call<Vec<(String, Vec<u8>)>> {
+    let names = os::listxattr(full)?.into_iter().filter(|name| name.starts_with("user."));
+    names.map(|name| os::getxattr(full, &name).map(|value| (name, value))).collect()
 }

@@ -62,15 +62,7 @@ impl MetaStore {
 
     fn import_batch(&self, dir: Ino, batch: &[&Found], unless_listed: bool) -> Result<u64> {
         let known = self.known_inodes(batch)?;
-        // Of two names of one file that are found at a time, the second is to find the inode of the first:
-        // a number in the backing store is locked as if it were that of an inode here. Other nodes take no
-        // part in these locks: of them, the mark of a number that this node finds without one is expected
-        // to be absent still.
-        let numbers = batch.iter().filter(|found| may_have_names(found));
-        let numbers = numbers.map(|found| Ino(found.fingerprint.ino));
-        let locked: Vec<Ino> =
-            known.iter().flatten().copied().chain(numbers).chain([dir]).collect();
-        let _locked = self.lock(&locked);
+        let _locked = self.lock(&to_lock(dir, batch, &known));
         // Somebody else may have imported another name before the locks were taken.
         if self.known_inodes(batch)? != known {
             return Err(Error::Conflict(1));
@@ -319,6 +311,16 @@ impl MetaStore {
             Ok(true)
         })
     }
+}
+
+/// What an import locks. Of two names of one file that are found at a time, the second is to find the inode of
+/// the first: a number in the backing store is locked as if it were that of an inode here. Other nodes take no
+/// part in these locks: of them, the mark of a number that this node finds without one is expected to be absent
+/// still.
+fn to_lock(dir: Ino, batch: &[&Found], known: &[Option<Ino>]) -> Vec<Ino> {
+    let numbers = batch.iter().filter(|found| may_have_names(found));
+    let numbers = numbers.map(|found| Ino(found.fingerprint.ino));
+    known.iter().flatten().copied().chain(numbers).chain([dir]).collect()
 }
 
 /// Whether the object may have other names.

@@ -299,6 +299,7 @@ impl Node {
         // As it is now, however long the name was looked for.
         self.residency.begin_link(context, &*self.record(ino)?)?;
         let record = self.meta.link(ino, dir, name, clock::wall_time())?;
+        self.note_name_came(&record, NameIn::new(dir, name));
         self.queue(&record);
         Ok(self.stat(&record))
     }
@@ -339,6 +340,7 @@ impl Node {
             before = self.stat(&unlinked.record);
         }
         self.after_removal(before, &unlinked);
+        self.note_name_went(&unlinked.record, NameIn::new(dir, name));
         self.writeback.conflict_name_went(dir, name);
         fail::fail_point!("node.unlink.done");
         Ok(())
@@ -373,11 +375,26 @@ impl Node {
         let unlinked = self.meta.rmdir(dir, name, clock::wall_time(), false)?;
         let same = unlinked.record.ino == record.ino;
         self.after_removal(before, &unlinked);
+        self.note_name_went(&unlinked.record, NameIn::new(dir, name));
         self.writeback.conflict_name_went(dir, name);
         if same {
             self.names.removed_inodes.remember_xattrs(record.ino, xattrs);
         }
         Ok(())
+    }
+
+    /// An inode has lost a name: if the backing store does not have it, nothing will be done there.
+    fn note_name_went(&self, record: &Record, name: NameIn<'_>) {
+        if !record.backing.links.contains(&Link::new(name.dir, name.name)) {
+            self.writeback.entries_changed_here_alone(name.dir);
+        }
+    }
+
+    /// An inode has got a name: if the backing store has it still, nothing will be done there.
+    fn note_name_came(&self, record: &Record, name: NameIn<'_>) {
+        if record.backing.links.contains(&Link::new(name.dir, name.name)) {
+            self.writeback.entries_changed_here_alone(name.dir);
+        }
     }
 
     /// An inode has lost its last name, and perhaps has a user still.
@@ -457,6 +474,8 @@ impl Node {
             Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
         self.tell_of_moved(&renamed, from, to);
+        self.note_name_went(&renamed.moved, from);
+        self.note_name_came(&renamed.moved, to);
         if renamed.exchanged.is_none() {
             self.writeback.conflict_name_went(from.dir, from.name);
         }

@@ -404,7 +404,7 @@ impl Writeback {
     ) -> Result<T> {
         self.residency.pace();
         match self.in_directory_as_it_is(dir, &mut operation) {
-            Err(error) if is_denied(&error) && self.open_as_here(dir)? => {
+            Err(error) if is_denied(&error) && self.open_to_program(dir)? => {
                 self.in_directory_as_it_is(dir, &mut operation)
             }
             done => done,

@@ -292,6 +292,20 @@ impl Writeback {
 
     /// A worker changed entries of directories, and with them their times.
     pub(super) fn entries_written(&self, dirs: impl Iterator<Item = u64>) {
+        if self.times_are_due(dirs) {
+            // Where more is to come, it says so again.
+            self.restore_directory_times();
+        }
+    }
+
+    /// A name went that the backing store does not have, or one came back that it has still: no worker will
+    /// change the directory there, whose times are other ones now.
+    pub(crate) fn entries_changed_here_alone(&self, dir: Ino) {
+        self.times_are_due([dir.0].into_iter());
+    }
+
+    /// Notes directories whose times are to be set. Says whether there are many of them by now.
+    fn times_are_due(&self, dirs: impl Iterator<Item = u64>) -> bool {
         let (new, many) = {
             let mut written = self.reconciler.entries_written.lock();
             let new: Vec<u64> = dirs.filter(|dir| written.insert(*dir)).collect();
@@ -303,10 +317,7 @@ impl Writeback {
                 tracing::debug!(dir, %error, "the times of a directory may stay wrong");
             }
         }
-        if many {
-            // Where more is to come, it says so again.
-            self.restore_directory_times();
-        }
+        many
     }
 
     /// Gives directories whose entries were written the times that programs see, now that no more
@@ -366,8 +377,20 @@ impl Writeback {
         if !record.is_directory() || dir != Ino::ROOT && record.backing.links.is_empty() {
             return Ok(None);
         }
-        let handle = self.backing_dir(dir)?;
-        let found = self.backing.stat(&handle, os(b""))?;
+        let look = || -> Result<_> {
+            let handle = self.backing_dir(dir)?;
+            let found = self.backing.stat(&handle, os(b""))?;
+            Ok((handle, found))
+        };
+        let (handle, found) = match look() {
+            Err(error)
+                if error.class() == Some(ErrorClass::Denied)
+                    && self.open_closed_dirs(&record)? =>
+            {
+                look()?
+            }
+            looked => looked?,
+        };
         if found.mtime == record.attr.mtime {
             return Ok(None);
         }

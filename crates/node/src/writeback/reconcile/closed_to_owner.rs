@@ -8,8 +8,10 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use forebay_meta::{Error as MetaError, Queue, Record};
+use forebay_meta::{Error as MetaError, Queue, Record, Seq};
 use forebay_store::ErrorClass;
 use forebay_store::backing::SetAttributes;
 use forebay_types::{FileKind, Fingerprint, Ino};
@@ -18,8 +20,15 @@ use rustix::process::geteuid;
 use super::identity::{in_hand, is_own, was_changed};
 use super::queue::NAMES_DELAY;
 use super::{MAX_PARENTS, OWNER_WAIT};
+use crate::defects::Step;
 use crate::error::Result;
 use crate::writeback::Writeback;
+
+/// So often the end of a sync closes directories that were opened to set times.
+pub(super) const MAX_REOPENED: usize = 3;
+
+/// Of the backlog at a time.
+const PAGE: usize = 1000;
 
 /// What the owner of a directory needs to work in it.
 const OPEN: u32 = 0o700;
@@ -30,28 +39,19 @@ impl Writeback {
     /// After a refusal: opens the directories on the way to an inode, and itself, if they are this user's
     /// and he has closed them. Says whether there were any.
     pub(crate) fn open_closed_dirs(&self, record: &Record) -> Result<bool> {
-        self.open_dirs(record, |_| OPEN)
-    }
-
-    /// The same where a program waits: as far as they are open here, and the backing store does not know it
-    /// yet.
-    pub(crate) fn open_as_here(&self, dir: Ino) -> Result<bool> {
-        let Some(record) = self.known(dir)? else { return Ok(false) };
-        self.open_dirs(
-            &record,
-            |dir| if dir.backing.attrs_differ { dir.attr.perm & OPEN } else { 0 },
-        )
-    }
-
-    fn open_dirs(&self, record: &Record, wanted: impl Fn(&Record) -> u32) -> Result<bool> {
         let mut opened = false;
         // From the top: without `x` nothing below is reached.
         for dir in self.dirs_to(record)?.into_iter().rev() {
-            if let Some(record) = self.known(dir)? {
-                opened |= self.open_dir(dir, wanted(&record))?;
-            }
+            opened |= self.open_dir(dir)?;
         }
         Ok(opened)
+    }
+
+    /// The same where a program waits. What it may do the kernel has seen; but to look a name up it needs no
+    /// `r`, to list it no `x`, and to remove a directory neither of them there, all of which is needed here.
+    pub(crate) fn open_to_program(&self, dir: Ino) -> Result<bool> {
+        let Some(record) = self.known(dir)? else { return Ok(false) };
+        self.open_closed_dirs(&record)
     }
 
     /// Itself, if it is a directory, and those above it, here and in the backing store.
@@ -75,15 +75,15 @@ impl Writeback {
         Ok(dirs)
     }
 
-    fn open_dir(&self, dir: Ino, wanted: u32) -> Result<bool> {
+    fn open_dir(&self, dir: Ino) -> Result<bool> {
         let Ok(handle) = self.backing_dir(dir) else { return Ok(false) };
         let found = self.backing.stat(&handle, OsStr::new(""))?;
-        if found.uid != geteuid().as_raw() || found.mode & wanted == wanted {
+        if found.uid != geteuid().as_raw() || found.mode & OPEN == OPEN {
             return Ok(false);
         }
         // Others may have closed it, which is to stay.
         self.mode_is_due(dir, Some(found.mode))?;
-        let set = SetAttributes { mode: Some(found.mode | wanted), ..SetAttributes::default() };
+        let set = SetAttributes { mode: Some(found.mode | OPEN), ..SetAttributes::default() };
         let changed = self.own_change(&[(dir, &handle)], || {
             Ok(self.backing.set_attributes(&handle, OsStr::new(""), &set)?)
         });
@@ -92,8 +92,59 @@ impl Writeback {
             changed => changed?,
         }
         self.settle_directory(dir)?;
+        self.reconciler.opened_dirs.fetch_add(1, Ordering::AcqRel);
         self.reconcile_later(dir, NAMES_DELAY);
         Ok(true)
+    }
+
+    /// Sets the times of directories. Says whether some were opened for that, or meanwhile, which are to be
+    /// closed again.
+    pub(super) fn restore_times_by_opening(&self) -> bool {
+        let opened = || self.reconciler.opened_dirs.load(Ordering::Acquire);
+        let before = opened();
+        self.keep_up(Step::Times);
+        opened() != before
+    }
+
+    /// After files in use were written: closes directories that were opened for that, and sets their times.
+    /// What fails stays in the backlog.
+    pub(super) fn settle_directories(&self, until: Instant) -> Result<()> {
+        for _ in 0..MAX_REOPENED {
+            // Where none was opened, they can wait for their turn.
+            let behind = match self.reconciler.opened_dirs.load(Ordering::Acquire) {
+                0 => Vec::new(),
+                _ => self.directories_behind()?,
+            };
+            for dir in behind {
+                if Instant::now() >= until {
+                    return Ok(());
+                }
+                if let Err(error) = self.reconcile_as_it_is(dir) {
+                    tracing::debug!(%dir, %error, "a directory waits for its turn");
+                }
+            }
+            if !self.restore_times_by_opening() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories that stand where they should and wait for something else.
+    fn directories_behind(&self) -> Result<Vec<Ino>> {
+        let (mut behind, mut after) = (Vec::new(), Seq(0));
+        loop {
+            let page = self.meta.backlog(after, PAGE)?;
+            let Some((last, _)) = page.last() else { return Ok(behind) };
+            after = *last;
+            for (_, ino) in page {
+                let record = self.known(ino)?;
+                let stands = |record: &Record| record.links == record.backing.links;
+                if record.is_some_and(|record| record.is_directory() && stands(&record)) {
+                    behind.push(ino);
+                }
+            }
+        }
     }
 
     /// After a refusal: opens a file in the backing store to its owner, if he is this user and has closed

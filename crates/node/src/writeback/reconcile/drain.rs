@@ -10,9 +10,9 @@ use forebay_types::{FileKind, Ino, Timestamp};
 use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
+use super::closed_to_owner::MAX_REOPENED;
 use super::data_side::Kept;
 use super::queue::{Turn, batch_size};
-use crate::defects::Step;
 use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
 use crate::residency::files::File;
@@ -308,7 +308,11 @@ impl Writeback {
         (synced.files, synced.bytes) = *sweep.shared.written.lock();
         let rest = std::mem::take(&mut *sweep.shared.left.lock());
         synced.cut_short = end == End::Over || rest.len() >= MAX_LEFT;
+        let any_left = !rest.is_empty();
         self.judge_rest(rest, until, &mut synced);
+        if any_left {
+            self.settle_directories(until)?;
+        }
         synced.complete = !synced.cut_short && synced.failed == 0;
         Ok(synced)
     }
@@ -390,6 +394,7 @@ impl<'a> Sweep<'a, '_> {
         let mut pause = Duration::from_millis(20);
         let mut progressed = Instant::now();
         let mut last_kept = 0;
+        let mut reopened = 0;
         loop {
             let outside = {
                 self.shared.left.lock().clear();
@@ -411,7 +416,10 @@ impl<'a> Sweep<'a, '_> {
             // A pass that was cut short may have left things that nobody has looked at.
             let nothing_left = whole || nothing_selected && !self.over();
             if left == 0 && kept.files == 0 && nothing_left {
-                node.keep_up(Step::Times);
+                if node.restore_times_by_opening() && reopened < MAX_REOPENED && !self.over() {
+                    reopened += 1;
+                    continue;
+                }
                 (self.progress)(remaining);
                 return Ok((remaining, End::Done));
             }

@@ -32,7 +32,7 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::Error as MetaError;
@@ -71,10 +71,13 @@ pub struct Reconciler {
     pub(crate) published: Mutex<std::collections::HashMap<u64, crate::writeback::flush::Published>>,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
-    /// Directories whose entries a worker changed since their times were set.
+    /// Directories whose entries a worker changed since their times were set, or programs so that there is
+    /// nothing to do for workers.
     entries_written: Mutex<BTreeSet<u64>>,
     /// Held by whoever sets them.
     restoring: Mutex<()>,
+    /// How often a directory was opened to its owner.
+    opened_dirs: AtomicU64,
     /// Files of which parts are gone, and nobody was told.
     pub(crate) rest_gone: crate::writeback::rest_gone::Untold,
     #[cfg(test)]
@@ -394,7 +397,7 @@ impl Writeback {
                 Ok(Step::Again) => return Ok(Step::Again),
                 // What it has reaches the store all the same, if it stands anywhere there.
                 Err(error) if is_beyond_store(&error) && !work.record.backing.links.is_empty() => {
-                    work.refused = Some(error);
+                    work.refused(error);
                 }
                 Err(error) => return Err(error),
             }

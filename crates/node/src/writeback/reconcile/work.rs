@@ -122,6 +122,8 @@ pub(super) struct Work<'a> {
     taken: HashSet<Ino>,
     /// Names under which the backing store has something of others.
     foreign: Vec<Link>,
+    /// Names that were claimed in this turn, and under which the inode is not known to be.
+    claimed: Links,
     /// Inodes that were moved aside and want to go on.
     pub(super) followers: Vec<Ino>,
     /// A name that the backing store does not take; the rest is done.
@@ -152,6 +154,7 @@ impl<'a> Work<'a> {
             others: Vec::new(),
             taken: HashSet::new(),
             foreign: Vec::new(),
+            claimed: Links::new(),
             followers: Vec::new(),
             refused: None,
             theirs: false,
@@ -171,10 +174,21 @@ impl<'a> Work<'a> {
     /// becomes of it, that is not reported any more.
     pub(super) fn claimed(&mut self, link: &Link) {
         self.facts.gone.remove(link);
+        self.claimed.push(link.clone());
+    }
+
+    /// The backing store does not take a name, and nothing was done to make it: it stands where it stood,
+    /// and nowhere else. With a claim left, the record would say that it has the name.
+    pub(super) fn refused(&mut self, error: NodeError) {
+        for link in std::mem::take(&mut self.claimed) {
+            self.went(&link);
+        }
+        self.refused = Some(error);
     }
 
     /// The backing store has the inode under `link` now; it was claimed before.
     pub(super) fn came(&mut self, link: &Link, dir: &Dir) {
+        self.claimed.remove(link);
         self.record.backing.links.push(link.clone());
         self.facts.came.push(link.clone());
         self.touched(link.parent, dir);
@@ -188,6 +202,7 @@ impl<'a> Work<'a> {
 
     /// The backing store has the inode under `link` no longer.
     pub(super) fn went(&mut self, link: &Link) {
+        self.claimed.remove(link);
         self.record.backing.links.remove(link);
         self.facts.came.remove(link);
         self.facts.gone.push(link.clone());
@@ -358,14 +373,15 @@ impl<'a> Batch<'a> {
     ) -> Result<Step> {
         let mut work = Work::new(record);
         let done = pass(&mut work);
-        let placed = matches!(done, Ok(Step::Done));
-        if !placed {
+        let ended = matches!(done, Ok(Step::Done));
+        if !ended {
             tracing::debug!(record = ?work.record, ?done, "not in line yet");
             // A name may be claimed and not there: the record must not leave the backlog, as it
             // would with nothing left that differs.
             work.seen_change = NEVER;
         }
         let refused = work.refused.take();
+        let placed = ended && refused.is_none();
         self.too_deep = self.too_deep.or(work.too_deep);
         self.keep(owned, work, placed);
         if self.changed.len() >= MAX_HELD && self.unsynced.is_none() {
