@@ -145,7 +145,7 @@ impl Node {
         if how.writes() && opened.mode.passes() {
             self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
                 if let Some(handle) = self.handles.get(opened.fh) {
-                    // The mode to write is the caller's still, who drops it.
+                    // The write pin is the caller's still, who drops it.
                     handle.held.store(false, Ordering::Release);
                 }
                 self.release(opened.fh);
@@ -270,7 +270,7 @@ impl Node {
         Ok((self.stat(&record), opened))
     }
 
-    /// Opens a file that was made mode now.
+    /// Opens a file that was made just now.
     fn open_new(
         &self,
         context: &Context,
@@ -423,7 +423,7 @@ impl Node {
         let opened = Opened { fh, mode, alias, dir };
         marked.map(|()| opened).inspect_err(|_| {
             if let Some(handle) = self.handles.get(fh) {
-                // The mode to write is the caller's still, who drops it.
+                // The write pin is the caller's still, who drops it.
                 handle.held.store(false, Ordering::Release);
             }
             self.release(fh);
