@@ -411,10 +411,11 @@ impl Writeback {
         }
     }
 
-    fn in_directory_as_it_is<T>(
+    /// The same without opening what a plain user has closed to himself.
+    pub(super) fn in_directory_as_it_is<T>(
         &self,
         dir: Ino,
-        operation: &mut impl FnMut(&Dir) -> Result<T>,
+        mut operation: impl FnMut(&Dir) -> Result<T>,
     ) -> Result<T> {
         let handle = self.backing_dir(dir)?;
         match operation(&handle) {

@@ -169,12 +169,26 @@ impl Drop for ListingInFlight<'_> {
 impl Writeback {
     /// Imports all entries of a directory, or waits for another thread that does.
     pub(crate) fn list_directory(&self, dir: Ino) -> Result<()> {
+        self.list_through(dir, |list| self.in_directory(dir, list))
+    }
+
+    /// The same where nobody waits for it: a plain user's closed directory is not opened for that, which
+    /// might be after the end of a drain.
+    pub(super) fn list_if_open(&self, dir: Ino) -> Result<()> {
+        self.list_through(dir, |list| self.in_directory_as_it_is(dir, list))
+    }
+
+    fn list_through(
+        &self,
+        dir: Ino,
+        through: impl Fn(&mut dyn FnMut(&Dir) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
         while !self.meta.get(dir)?.listed {
             let entered = self.imports.in_flight.enter(dir, self.config.backing_timeout);
             if let Some(_flight) = entered
                 && !self.meta.get(dir)?.listed
             {
-                self.in_directory(dir, |handle| self.list_first(dir, handle))?;
+                through(&mut |handle| self.list_first(dir, handle))?;
             }
         }
         Ok(())

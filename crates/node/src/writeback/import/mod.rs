@@ -277,9 +277,8 @@ impl Writeback {
         let job = move || {
             if let Some(node) = this.upgrade() {
                 node.imports.in_flight.unannounce(dir);
-                let listed = node
-                    .defects
-                    .attempt(BackgroundKind::Listing, dir.0, || node.list_directory(dir));
+                let listed =
+                    node.defects.attempt(BackgroundKind::Listing, dir.0, || node.list_if_open(dir));
                 if let Some(Err(error)) = listed {
                     tracing::debug!(%dir, %error, "a directory was not listed in the background");
                 }

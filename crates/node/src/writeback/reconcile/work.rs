@@ -373,15 +373,15 @@ impl<'a> Batch<'a> {
     ) -> Result<Step> {
         let mut work = Work::new(record);
         let done = pass(&mut work);
-        let ended = matches!(done, Ok(Step::Done));
-        if !ended {
+        // Also where its move was refused: what is below it goes on where it stands.
+        let placed = matches!(done, Ok(Step::Done));
+        if !placed {
             tracing::debug!(record = ?work.record, ?done, "not in line yet");
             // A name may be claimed and not there: the record must not leave the backlog, as it
             // would with nothing left that differs.
             work.seen_change = NEVER;
         }
         let refused = work.refused.take();
-        let placed = ended && refused.is_none();
         self.too_deep = self.too_deep.or(work.too_deep);
         self.keep(owned, work, placed);
         if self.changed.len() >= MAX_HELD && self.unsynced.is_none() {
