@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::os::{self, Call, Errno};
 
 /// The longest that a check waits for another process.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Who a child runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Child {
 
     /// Waits as [`Child::end`] does and hands on what the child found.
     pub fn join(self) -> Outcome {
-        match self.end(PATIENCE)? {
+        match self.end(TIMEOUT)? {
             End::Returned(outcome) => outcome,
             End::Killed(signal) => {
                 Err(Failure::at(format_args!("child was killed by signal {signal}")))
@@ -211,9 +211,9 @@ impl Gate {
         Ok(os::write_all(&self.writer, b"x")?)
     }
 
-    /// Waits until the gate is opened, at most [`PATIENCE`].
+    /// Waits until the gate is opened, at most [`TIMEOUT`].
     pub fn pass(&self) -> Outcome {
-        ensure!(readable(&self.reader, PATIENCE), "the other process never opened the gate");
+        ensure!(readable(&self.reader, TIMEOUT), "the other process never opened the gate");
         rustix::io::read(&self.reader, &mut [0_u8][..])?;
         Ok(())
     }
@@ -293,7 +293,7 @@ mod tests {
         })
         .unwrap();
         child.kill().unwrap();
-        assert_eq!(child.end(PATIENCE).unwrap(), End::Killed(libc::SIGKILL));
+        assert_eq!(child.end(TIMEOUT).unwrap(), End::Killed(libc::SIGKILL));
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn held(take: impl FnOnce() -> Outcome) -> Outcome<Child> {
 fn ends_with(child: Child, probe: impl Fn() -> os::Call) -> Outcome {
     fails!(probe(), AGAIN | ACCESS);
     child.kill()?;
-    child.end(crate::process::PATIENCE)?;
+    child.end(crate::process::TIMEOUT)?;
     let free = crate::process::eventually(Duration::from_secs(5), || probe().is_ok());
     if free { Ok(()) } else { Err(Failure::at("the lock outlived its process")) }
 }

@@ -7,7 +7,7 @@ use rustix::fs::{fstat, stat, unlink};
 use super::{Ctx, checks};
 use crate::failure::Outcome;
 use crate::os::{self, Map, OFlags};
-use crate::process::{Child, End, PATIENCE, in_child};
+use crate::process::{Child, End, TIMEOUT, in_child};
 use crate::random::pattern;
 
 const PAGE: usize = 4096;
@@ -139,7 +139,7 @@ fn tail_of_last_page_is_zero(ctx: &Ctx) -> Outcome {
 }
 
 fn sigbus(work: impl FnOnce() -> Outcome) -> Outcome {
-    match Child::start(work)?.end(PATIENCE)? {
+    match Child::start(work)?.end(TIMEOUT)? {
         End::Killed(libc::SIGBUS) => Ok(()),
         other => Err(crate::Failure::at(format_args!("no SIGBUS but {other:?}"))),
     }

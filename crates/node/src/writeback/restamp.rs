@@ -18,7 +18,7 @@ use crate::writeback::Writeback;
 /// How long a path may lag behind.
 const DELAY: Duration = Duration::from_secs(1);
 /// With more files than this all that is dirty is looked at.
-const MOST: usize = 4096;
+const MAX_PENDING: usize = 4096;
 
 /// Files whose objects may carry a path that is not theirs any more.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl Writeback {
             return;
         }
         let mut pending = self.moved.0.lock();
-        if directory || pending.files.len() >= MOST {
+        if directory || pending.files.len() >= MAX_PENDING {
             pending.all = true;
         } else {
             pending.files.insert(record.ino);

@@ -19,7 +19,7 @@ use crate::writeback::Writeback;
 /// Listings that are followed at once.
 const MAX_RUNS: usize = 16;
 /// Inodes that one request reads at most.
-const MOST: usize = 64;
+const MAX_AHEAD: usize = 64;
 /// Other inodes may lie between two of a directory.
 const GAP: u64 = 16;
 /// A request does not wait longer than this for what it did not ask for.
@@ -44,7 +44,7 @@ impl Along {
             run.dir == dir && ino > run.last && ino.0 - run.last.0 <= GAP + run.ahead as u64
         };
         match runs.iter().position(follows) {
-            Some(at) => (runs.remove(at).ahead * 2).clamp(1, MOST),
+            Some(at) => (runs.remove(at).ahead * 2).clamp(1, MAX_AHEAD),
             None => 0,
         }
     }

@@ -30,7 +30,7 @@ const PAGE: usize = 1000;
 const MAX_LOOKS: usize = 16;
 
 /// How long whoever has met another version waits for a worker that is at the file.
-const WORKER_PATIENCE: Duration = Duration::from_secs(2);
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Names of a file that are looked at to find one under which it stands.
 const MAX_NAMES: usize = 16;
@@ -163,7 +163,7 @@ impl Writeback {
     pub(crate) fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
         matches!(error, NodeError::Posix(Errno::STALE))
             && !self.residency.peers.is_clustered()
-            && matches!(self.compare_within(file.ino, WORKER_PATIENCE), Ok(Some(_)))
+            && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(Some(_)))
     }
 
     /// Compares one clean object with what the backing store has under its name. `None`: it is gone.

@@ -20,7 +20,7 @@ use super::conflict::Conflict;
 use super::conflict_places::Seen;
 
 /// Conflicts that are remembered; of more the oldest are forgotten.
-const MOST: usize = 1000;
+const MAX_LISTED: usize = 1000;
 /// Bytes of the file that are read at a start; a line has two names and a path.
 const MAX_BYTES: u64 = 64 << 20;
 /// Name of the file, in the state directory.
@@ -54,22 +54,22 @@ impl Conflicts {
             }
         };
         let mut latest: VecDeque<Conflict> = text.lines().filter_map(of_line).collect();
-        let excess = latest.len().saturating_sub(MOST);
+        let excess = latest.len().saturating_sub(MAX_LISTED);
         latest.drain(..excess);
         // What is appended to a line that was cut short is lost with it: then all is written anew first.
         let is_whole = text.is_empty() || text.ends_with('\n');
-        let lines = if is_whole { text.lines().count() } else { 2 * MOST };
+        let lines = if is_whole { text.lines().count() } else { 2 * MAX_LISTED };
         Conflicts { count: 0, latest, file: Some(file), lines, behind: false }
     }
 
     pub(super) fn add(&mut self, conflict: Conflict) {
         self.count += 1;
         let line = line_of(&conflict);
-        if self.latest.len() >= MOST {
+        if self.latest.len() >= MAX_LISTED {
             self.latest.pop_front();
         }
         self.latest.push_back(conflict);
-        let written = match self.lines < 2 * MOST {
+        let written = match self.lines < 2 * MAX_LISTED {
             true => self.append(&line),
             false => self.write_all(),
         };
@@ -257,13 +257,13 @@ mod tests {
     fn conflicts_when_there_are_very_many_then_list_and_file_stay_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let mut list = Conflicts::load(dir.path());
-        for n in 0..5 * MOST {
+        for n in 0..5 * MAX_LISTED {
             list.add(conflict(n.to_string().as_bytes(), None));
         }
         let lines = read(&dir.path().join(FILE)).unwrap().lines().count();
-        assert!(lines <= 2 * MOST, "{lines}");
+        assert!(lines <= 2 * MAX_LISTED, "{lines}");
         let after = Conflicts::load(dir.path()).snapshot().1;
-        assert_eq!((after.len(), after), (MOST, list.snapshot().1));
+        assert_eq!((after.len(), after), (MAX_LISTED, list.snapshot().1));
     }
 
     #[test]

@@ -22,8 +22,8 @@ const PAGE: usize = 1000;
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
 /// Files that programs keep changing are given up after this long without any progress.
-const BUSY_PATIENCE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// Why a sync has left something that nobody changes, and at which nothing failed.
 const NOT_ITS_TURN: &str = "it waits for other work of the write-back, as on its directory, or on what has \
@@ -437,14 +437,14 @@ impl<'a> Sweep<'a, '_> {
                 pause = Duration::from_millis(20);
             } else {
                 let only_busy = tally.failed == 0;
-                if only_busy && progressed.elapsed() > BUSY_PATIENCE {
+                if only_busy && progressed.elapsed() > BUSY_TIMEOUT {
                     // In a cluster, what is busy may be another node's to do.
                     let in_use = tally.busy > 0 && !node.residency.peers.is_clustered();
                     let in_use = remaining.in_use || in_use;
                     return Ok((Remaining { in_use, ..remaining }, End::InUse));
                 }
                 self.pause(pause);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 if self.over() {
                     // What the last pass has left, and why, is told.
                     return Ok((remaining, End::Over));
