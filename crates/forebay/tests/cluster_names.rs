@@ -125,7 +125,7 @@ fn daemon_when_killed_while_its_kernel_keeps_names_then_others_changes_show_all_
 
 /// Has the lease of a directory taken, and looks at a name in it until the kernel answers by itself.
 fn have_kept(ring: &Ring, node: usize, dir: &Path, name: &str) {
-    // Not by way of directories above, which others look at.
+    // Not through directories above, which others look at.
     let held = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(dir).unwrap();
     let here = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
     work_in(dir);

@@ -50,7 +50,7 @@ fn kill(ring: &Ring, node: usize) {
     assert!(wait_for(LIMIT, || !alive(last)));
 }
 
-/// Two programs, of which the second writes by way of the first one's node: each checks what it has
+/// Two programs, of which the second writes through the first one's node: each checks what it has
 /// written, and after the end each finds the last of the other.
 struct Shared {
     stop: Arc<AtomicBool>,
@@ -225,7 +225,7 @@ fn nodes_when_their_daemons_are_killed_under_load_then_no_program_of_any_sees_an
     }
 }
 
-/// A handle of `O_SYNC` by way of the node that owns the file, of which another daemon takes care: what
+/// A handle of `O_SYNC` through the node that owns the file, of which another daemon takes care: what
 /// changes the file through it is in the backing store when the call returns, also when the file has come
 /// to its own node.
 fn synchronous_by_way_of_the_owner(change: impl Fn(&Ring, usize)) {
@@ -252,11 +252,11 @@ fn synchronous_by_way_of_the_owner(change: impl Fn(&Ring, usize)) {
     };
     copy("before");
     change(&ring, 1);
-    copy("by way of the owner");
+    copy("through the owner");
     drop(owners);
     ring.umount(0);
     let flags = rustix::fs::FallocateFlags::empty();
-    // Nobody can do that by way of another node.
+    // Nobody can do that through another node.
     assert!(
         wait_for(LIMIT, || {
             let mut byte = [0];

@@ -1,4 +1,4 @@
-//! Files that are used by way of their owners, while these are slow or meet others in the metadata.
+//! Files that are used through their owners, while these are slow or meet others in the metadata.
 
 mod ring;
 mod site;
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(120);
 /// Nothing is written back but what has to be.
 const KEPT: [&str; 2] = ["--writeback", "evict"];
 
-/// A file that is open for writing on a node, and by way of that one on another.
+/// A file that is open for writing on a node, and through that one on another.
 fn open_on_both(ring: &Ring, owner: usize, name: &str) -> (File, File) {
     let mut how = File::options();
     how.read(true).write(true).create(true).truncate(false);

@@ -1,4 +1,4 @@
-//! Nodes that talk to each other: reads from the tiers of others, writes by way of the owner.
+//! Nodes that talk to each other: reads from the tiers of others, writes through the owner.
 
 mod kept;
 mod ring;
@@ -537,7 +537,7 @@ fn appenders_on_three_nodes_that_open_and_close_then_no_call_fails_and_nobody_st
             let all: Vec<String> = (0..*count).map(|line| format!("{prefix}{line}")).collect();
             assert_eq!(own, all, "{redundancy}");
         }
-        // Shares are not equal: the owner is quicker than those who write by way of it.
+        // Shares are not equal: the owner is quicker than those who write through it.
         assert!(lines.iter().all(|count| *count > 2), "{redundancy}: {lines:?}");
         ring.umount_all();
     }

@@ -18,7 +18,7 @@ pub const STATE_VERSION: u32 = 4;
 const ON_DEVICE: u32 = 1;
 /// Requests come by io_uring, and what holds them is handed on too.
 const ON_RINGS: u32 = 2;
-/// The node is one of a cluster: handles may be used by way of other nodes, programs have locks, and
+/// The node is one of a cluster: handles may be used through other nodes, programs have locks, and
 /// files several aliases (the last since 4).
 const CLUSTERED: u32 = 4;
 

@@ -2,7 +2,7 @@
 //!
 //! A registration for passthrough is a plain system call. A notification is not: it takes locks
 //! in the kernel that a client may hold whose request waits for one of our threads. So all of them
-//! are sent by a thread of their own, by way of a process of their own ([`send_notices_by`]).
+//! are sent by a thread of their own, through a process of their own ([`send_notices_by`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

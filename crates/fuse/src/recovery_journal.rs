@@ -48,7 +48,7 @@ const BYPASS: u32 = 1 << 29;
 const PROMISED: u32 = 1 << 28;
 const STREAM: u32 = 1 << 27;
 const APPEND: u32 = 1 << 26;
-/// Used by way of another node: its number and its start take the words of what such a handle does not
+/// Used through another node: its number and its start take the words of what such a handle does not
 /// have, a registration and a promise.
 const REMOTE: u32 = 1 << 25;
 const KEEPS_SET_IDS: u32 = 1 << 24;

@@ -228,7 +228,7 @@ label! {
         Fill = "fill",
         /// Copied from another node's tier into a tier.
         Peer = "peer",
-        /// Read and written by way of the node that owns the file.
+        /// Read and written through the node that owns the file.
         Owner = "owner",
         /// Copied from a tier to the backing store.
         Flush = "flush",

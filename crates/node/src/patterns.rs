@@ -138,7 +138,7 @@ impl Tally {
     }
 }
 
-/// Who reads or writes: a process, by way of an open file.
+/// Who reads or writes: a process, through an open file.
 #[derive(Clone, Copy)]
 pub(crate) struct Accessor<'a> {
     /// The number of the open file.
@@ -227,7 +227,7 @@ impl Recorder {
         }
     }
 
-    /// Bytes were read or written: from a tier of this node (`here`) or by way of anything slower.
+    /// Bytes were read or written: from a tier of this node (`here`) or through anything slower.
     #[inline]
     pub(crate) fn note(&self, by: Accessor<'_>, offset: u64, len: usize, write: bool, here: bool) {
         if self.is_on() && len > 0 {

@@ -18,6 +18,6 @@ pub struct Stat {
     /// The alias of a file that is shown now ([`crate::node_id`]).
     pub alias: u8,
     /// Programs may change what is shown without a request that tells, and right now: they store into
-    /// mappings of the file, or write it, by way of the kernel alone.
+    /// mappings of the file, or write it, through the kernel alone.
     pub is_fleeting: bool,
 }

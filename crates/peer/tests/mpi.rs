@@ -1,4 +1,4 @@
-//! MPI between two processes of a job: the whole suite, every byte of it by way of the other one.
+//! MPI between two processes of a job: the whole suite, every byte of it through the other one.
 #![cfg(feature = "mpi")]
 
 use forebay_peer::conformance::{CHECKS, Way, allow_stalls_of};
@@ -79,7 +79,7 @@ fn inside_a_job_then_as_told() {
 /// Checks that run side by side, each with a relay and a port of its own.
 const LANES: usize = 2;
 
-/// Connects by way of the other process, which connects back.
+/// Connects through the other process, which connects back.
 struct Relayed(Mpi, usize);
 
 impl Transport for Relayed {

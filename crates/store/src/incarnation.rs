@@ -190,7 +190,7 @@ impl DirBacking {
         Ok(())
     }
 
-    /// Removes a name that is no directory, by way of the own directory: a node that was shut out
+    /// Removes a name that is no directory, through the own directory: a node that was shut out
     /// removes nothing.
     pub(crate) fn unlink_by_own(&self, own: &Dir, dir: &Dir, name: &OsStr) -> Result<()> {
         let away = OsString::from(format!("{REMOVED}{:x}", u64::from_le_bytes(random()?)));

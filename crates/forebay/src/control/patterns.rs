@@ -12,7 +12,7 @@ pub struct Patterns {
     pub recorded_ms: u64,
     /// Accesses to blocks of 64 KiB that were served from tiers of this node.
     pub here: u64,
-    /// Others: from the backing store, and by way of other nodes.
+    /// Others: from the backing store, and through other nodes.
     pub elsewhere: u64,
     /// Accesses that came faster than they could be taken.
     pub lost: u64,

@@ -240,7 +240,7 @@ pub struct BytesBySource {
     pub filled: u64,
     /// Copied from the tiers of other nodes into the tiers.
     pub peers: u64,
-    /// Read and written by way of nodes that own files.
+    /// Read and written through nodes that own files.
     pub owners: u64,
     /// Written back from the tiers to the backing store.
     pub flushed: u64,

@@ -59,7 +59,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens the file once more. One that was removed has no name, and what is opened by way of the
+    /// Opens the file once more. One that was removed has no name, and what is opened through the
     /// process is it. But where another node has written the file, the kernel knows it by another number
     /// now, and the daemon answers `ESTALE` for the old one, on which the kernel looks a name up once
     /// more, and this is none: then it is opened by the name that it had, if that is still its own.

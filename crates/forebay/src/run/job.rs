@@ -121,7 +121,7 @@ pub fn followers(before: &[Vec<usize>]) -> Vec<Vec<usize>> {
     after
 }
 
-/// The jobs that wait for this one, by way of others or not.
+/// The jobs that wait for this one, directly or through others.
 pub fn waiting_for(after: &[Vec<usize>], job: usize) -> BTreeSet<usize> {
     let mut waiting = BTreeSet::new();
     let mut found = vec![job];

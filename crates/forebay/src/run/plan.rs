@@ -114,7 +114,7 @@ fn in_order(jobs: &[Job], before: &[Vec<usize>]) -> Result<Vec<usize>, Error> {
     match waits.iter().position(|waits| *waits > 0) {
         Some(job) => {
             let name = &jobs[job].name;
-            Err(Error::Usage(format!("job {name:?} waits for itself, by way of others or not")))
+            Err(Error::Usage(format!("job {name:?} waits for itself, directly or through others")))
         }
         None => Ok(order),
     }

@@ -11,7 +11,7 @@ use super::redundancy::Begun;
 pub(crate) struct FileInCluster {
     /// The version in the backing store that counted at the last open.
     pub(crate) shown: Mutex<Option<Option<Fingerprint>>>,
-    /// Opens by way of the owner since the file came into use, whatever they are now.
+    /// Opens through the owner since the file came into use, whatever they are now.
     pub(crate) remote_opens: AtomicU32,
     /// Counts replacements of bytes that the kernel had not asked for.
     pub(crate) pages_replaced: AtomicU64,

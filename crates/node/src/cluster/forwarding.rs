@@ -1,4 +1,4 @@
-//! Files that another node owns and whose programs may write them: read and written by way of that
+//! Files that another node owns and whose programs may write them: read and written through that
 //! node, so that nobody loses what somebody else wrote.
 //!
 //! A handle of such a file keeps in mind who the owner is. The owner carries out each read, write and
@@ -198,10 +198,10 @@ impl Node {
         Err(Errno::HOSTDOWN.into())
     }
 
-    /// The attributes of a file that a program has open here by way of its owner, as they are there.
+    /// The attributes of a file that a program has open here through its owner, as they are there.
     ///
     /// # Errors
-    /// `EHOSTDOWN` if the owner does not answer: the record may be of before what was written by way of
+    /// `EHOSTDOWN` if the owner does not answer: the record may be of before what was written through
     /// it.
     pub(crate) fn attr_forwarded(
         &self,

@@ -2,7 +2,7 @@
 //! died.
 //!
 //! The node stays the same incarnation, for its programs go on: what they have locked stays locked,
-//! whom they write by way of knows this node, and so do those who write by way of it. A new one would
+//! the owners that they write through know this node, and so do the nodes that write through it. A new one would
 //! let others in between. The one before is gone when the next begins, or writes nothing any more: its
 //! supervisor has seen its end, or it has handed over.
 
@@ -175,7 +175,7 @@ impl Node {
         }
     }
 
-    /// The handle of a file that was open by way of another node, or is by now.
+    /// The handle of a file that was open through another node, or is by now.
     pub(crate) fn take_over_remote(
         &self,
         file: &FileRef,

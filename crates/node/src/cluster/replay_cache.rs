@@ -1,4 +1,4 @@
-//! Writes and changes of length by way of owners: each is carried out once at most, however often it is
+//! Writes and changes of length through owners: each is carried out once at most, however often it is
 //! asked for, and none after this node has given it up. [`turns`] decides.
 //!
 //! [`turns`]: forebay_core::cluster::turns

@@ -512,7 +512,7 @@ impl Check<'_> {
     }
 
     /// Whether the device can't read all of an object that the backing store lacks. The rest of it can be
-    /// read by way of the mount, so a repair leaves it where it is.
+    /// read through the mount, so a repair leaves it where it is.
     fn is_unreadable(&mut self, record: &Record, object: &Path) -> Result<bool> {
         let Some(at) = recover::first_unreadable(object)? else { return Ok(false) };
         let (path, shown) = (path_of(self.meta, record.ino), object.display());

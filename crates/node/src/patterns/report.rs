@@ -25,7 +25,7 @@ pub struct Patterns {
     pub recorded: Duration,
     /// Accesses to blocks that were served from tiers of this node.
     pub here: u64,
-    /// Others: from the backing store, and by way of other nodes.
+    /// Others: from the backing store, and through other nodes.
     pub elsewhere: u64,
     /// Accesses that came faster than they could be taken.
     pub lost: u64,

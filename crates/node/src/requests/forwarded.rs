@@ -30,7 +30,7 @@ use crate::residency::files::FileRef;
 use crate::residency::inode_alias::Use as Shown;
 
 impl Node {
-    /// Opens a file by way of its owner.
+    /// Opens a file through its owner.
     pub(crate) fn open_forwarded(
         &self,
         context: &Context,
@@ -148,7 +148,7 @@ impl Node {
         Ok(())
     }
 
-    /// [`Node::read`] by way of the owner.
+    /// [`Node::read`] through the owner.
     pub(crate) fn read_forwarded(
         &self,
         context: &Context,
@@ -172,7 +172,7 @@ impl Node {
         }))
     }
 
-    /// [`Node::write`] by way of the owner.
+    /// [`Node::write`] through the owner.
     pub(crate) fn write_forwarded(
         &self,
         context: &Context,
@@ -209,7 +209,7 @@ impl Node {
         }))
     }
 
-    /// [`Node::fsync`] by way of the owner; false if the file is here.
+    /// [`Node::fsync`] through the owner; false if the file is here.
     pub(crate) fn sync_forwarded(
         &self,
         context: &Context,
@@ -234,7 +234,7 @@ impl Node {
         Ok(written.is_some())
     }
 
-    /// [`Node::flush`] by way of the owner; false if the file is here.
+    /// [`Node::flush`] through the owner; false if the file is here.
     pub(crate) fn flush_forwarded(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
         let look = Look { ino, settle: true, safe: true, ..Look::default() };
@@ -246,7 +246,7 @@ impl Node {
         Ok(looked.is_some() && (!through || self.write_back_forwarded(context, handle)?))
     }
 
-    /// How long a file is that is open by way of its owner; `None` if it is here.
+    /// How long a file is that is open through its owner; `None` if it is here.
     pub(crate) fn length_forwarded(
         &self,
         context: &Context,
@@ -261,7 +261,7 @@ impl Node {
         Looked::decode(&*bytes).map(|looked| Some(looked.size)).map_err(|_| Errno::IO.into())
     }
 
-    /// Sets the length of a file, here or by way of its owner.
+    /// Sets the length of a file, here or through its owner.
     pub(crate) fn truncate_anywhere(&self, context: &Context, ino: Ino, size: u64) -> Result<()> {
         context.wait()?;
         let mut asking = Asking::new(self, ino, false);

@@ -445,7 +445,7 @@ impl Node {
     }
 
     /// Whether writes of an open go to the end of the file as the daemon knows it. The kernel may have
-    /// another length in mind, as other nodes may write the file by way of this one; and what it
+    /// another length in mind, as other nodes may write the file through this one; and what it
     /// appends by itself would not take turns with what they do.
     fn appends_itself(&self, how: Use) -> bool {
         self.is_clustered() && how.writes() && how.flags & libc::O_APPEND != 0

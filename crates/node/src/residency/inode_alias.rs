@@ -76,7 +76,7 @@ pub struct InodeAlias {
     pub opens: u32,
     /// Those through the kernel's page cache.
     pub cached: u32,
-    /// Whether all of them are by way of another node.
+    /// Whether all of them are through another node.
     pub remote: bool,
     /// The registration that passthrough opens of it share. The kernel accepts only one for an inode
     /// while any of them lives.
@@ -88,7 +88,7 @@ pub struct InodeAlias {
 pub struct Use {
     /// Through the kernel's page cache.
     pub cached: bool,
-    /// By way of another node.
+    /// Through another node.
     pub remote: bool,
 }
 

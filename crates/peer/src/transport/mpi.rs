@@ -1,4 +1,4 @@
-//! MPI, for nodes that are processes of one job: messages by way of whatever network the job's MPI
+//! MPI, for nodes that are processes of one job: messages through whatever network the job's MPI
 //! library was made for.
 //!
 //! One thread makes all calls of the library and looks in turn for what came and what goes out, so
