@@ -92,16 +92,10 @@ impl Residency {
             Ok(())
         };
         let from_base = |from: u64, part: &mut [u8]| {
-            let read = match &location.base {
-                // Others may have changed it in place, and what is here was written over what it was.
-                Underlay::Backing(opened) if place.dirty.load(Ordering::Acquire) => {
-                    let read = self.in_known_version(file, opened, |version| {
-                        self.read_cold(version, part, from)
-                    })?;
-                    self.metrics.bytes.of(Source::Backing).add(read as u64);
-                    read
-                }
-                base => self.read_base(file, base, from, part)?,
+            // Others may have changed it in place, and what is here was written over what it was.
+            let read = match place.dirty.load(Ordering::Acquire) {
+                true => self.read_known_base(file, &location.base, from, part)?,
+                false => self.read_base(file, &location.base, from, part)?,
             };
             part[read..].fill(0);
             Ok(())

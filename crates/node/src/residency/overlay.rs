@@ -237,6 +237,24 @@ impl Residency {
         }
     }
 
+    /// As [`Self::read_base`], of bytes upon which something was written here, or will count as unchanged:
+    /// they must be those of the version that is known.
+    pub(crate) fn read_known_base(
+        &self,
+        file: &File,
+        base: &Underlay,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let Underlay::Backing(opened) = base else {
+            return self.read_base(file, base, offset, buffer);
+        };
+        let read =
+            self.in_known_version(file, opened, |version| self.read_cold(version, buffer, offset))?;
+        self.metrics.bytes.of(Source::Backing).add(read as u64);
+        Ok(read)
+    }
+
     /// What a flush has to put together: whether no tier has bytes of the file, whether the backing
     /// store has, whether somebody may have it mapped, and its spill file. A published version that shows through is opened now, so that
     /// it can be read even if others put another one in its place.

@@ -156,12 +156,7 @@ impl Residency {
             }
             place.charge.bytes.fetch_add(charge, Ordering::AcqRel);
             let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-            let read = match &location.base {
-                Underlay::Backing(opened) => self.in_known_version(file, opened, |version| {
-                    self.read_cold(version, &mut bytes, run.start)
-                })?,
-                base => self.read_base(file, base, run.start, &mut bytes)?,
-            };
+            let read = self.read_known_base(file, &location.base, run.start, &mut bytes)?;
             bytes[read..].fill(0);
             if write_all(&*place.object, &bytes, run.start)?.is_none() {
                 return Ok(false);
