@@ -118,7 +118,8 @@ impl Manager {
         let tier = format!("{}=256M", site.text("tier"));
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", "export LISTEN_PID=$$; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_forebay")])
+            .args(["-c", "read go; export LISTEN_PID=$$; exec \"$@\" </dev/null", "sh"])
+            .arg(env!("CARGO_BIN_EXE_forebay"))
             .args(["mount", &site.text("backing"), &site.text("mnt"), "--tier", &tier])
             .arg("--foreground")
             .args(more)
@@ -129,7 +130,7 @@ impl Manager {
             .env("NOTIFY_SOCKET", &self.socket)
             .env("LISTEN_FDS", passed.len().to_string())
             .env("LISTEN_FDNAMES", names)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
         // So that the places of the passed ones are free of what is needed to start a process.
@@ -145,9 +146,10 @@ impl Manager {
             Ok(())
         };
         // SAFETY: the closure makes system calls only.
-        let child = unsafe { command.pre_exec(place) }.spawn().unwrap();
-        // As long as any copy is open, the mount lives.
+        let mut child = unsafe { command.pre_exec(place) }.spawn().unwrap();
+        // As long as any copy is open, the mount lives: the daemon must find none but its own.
         drop(passed);
+        drop(child.stdin.take());
         self.store.lock().main = child.id().cast_signed();
         self.child = Some(child);
         let is_ready = || self.store.lock().ready > ready;
