@@ -10,6 +10,7 @@ mod site;
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -227,6 +228,26 @@ impl Case {
         assert_eq!(code, 0, "{text}");
         drop(file);
         self.dirty.push(("held", 6));
+    }
+
+    /// Makes one more dirty file, while there is room for all: it is on the tier, and nowhere else. Its
+    /// name, its object, and what is in it.
+    fn file_whole_on_the_tier(&mut self) -> (&'static str, PathBuf, Vec<u8>) {
+        let (code, text) = self.mount_with("8M", &[]);
+        assert_eq!(code, 0, "{text}");
+        let bytes: Vec<u8> = (0..2).flat_map(|block| pattern("whole", block)).collect();
+        let mut file = fs::File::create_new(self.site.path("mnt/whole")).unwrap();
+        file.write_all(&bytes).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        let (code, text) = self.umount(&["--no-drain"]);
+        assert_eq!(code, 0, "{text}");
+        assert!(!self.site.path("backing/whole").exists());
+        self.dirty.push(("whole", 2));
+        let mut objects = files_below(&self.site.path("tier/objects")).into_iter();
+        let has = |path: &PathBuf| fs::read(path).is_ok_and(|found| found == bytes);
+        let object = objects.find(has).expect("it is on the tier");
+        ("whole", object, bytes)
     }
 
     /// What is wrong with a file that can be read: blocks that are older than what was written.
@@ -637,16 +658,7 @@ fn object_whose_header_the_disk_does_not_give_then_it_is_named_and_there_again_w
     use_own_mounts();
     for first in FIRST {
         let Some(mut case) = Case::on_a_disk(false) else { return };
-        // Where bytes lie differs a little from scene to scene.
-        let objects = files_below(&case.site.path("tier/objects"));
-        let whole = case.dirty.iter().find_map(|(name, blocks)| {
-            let wanted: Vec<u8> = (0..*blocks).flat_map(|block| pattern(name, block)).collect();
-            let has = |path: &&PathBuf| fs::read(path).is_ok_and(|found| found == wanted);
-            let is_dirty = !has(&&case.site.path("backing").join(name));
-            is_dirty.then_some(())?;
-            Some((*name, objects.iter().find(has)?.clone(), wanted.clone()))
-        });
-        let (name, object, wanted) = whole.expect("one of the files is on the tier");
+        let (name, object, wanted) = case.file_whole_on_the_tier();
         assert!(
             case.disk.as_ref().unwrap().spoil_attributes(&object),
             "its header is in the inode"

@@ -298,3 +298,80 @@ fn directory_that_is_removed_on_the_mount_while_it_is_open_then_is_as_a_native_o
         assert!(site.left_in_backing().iter().all(|name| name.starts_with("replaced-")));
     }
 }
+
+/// A shared mapping of a file, which nothing shows in the list of open files.
+struct Mapping(*mut std::ffi::c_void);
+
+impl Mapping {
+    const LEN: usize = 4096;
+
+    fn of(path: &Path) -> Self {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory, which nothing else has.
+        Mapping(unsafe {
+            mmap(std::ptr::null_mut(), Self::LEN, prot, MapFlags::SHARED, file, 0).unwrap()
+        })
+    }
+
+    fn fill(&self, byte: u8) {
+        // SAFETY: it is this long, and its file as well.
+        unsafe { std::ptr::write_bytes(self.0.cast::<u8>(), byte, Self::LEN) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nobody has anything of it any more.
+        unsafe { rustix::mm::munmap(self.0, Self::LEN).unwrap() };
+    }
+}
+
+#[test]
+fn umount_when_what_was_in_use_can_or_can_not_be_written_back_afterwards_then_its_code_says_so() {
+    if !can_mount() {
+        return;
+    }
+    use rustix::fs::{IFlags, ioctl_setflags};
+    use_own_mounts();
+    let set_flags = |path: &Path, flags| ioctl_setflags(File::open(path).unwrap(), flags).unwrap();
+    for refused in [false, true] {
+        let site = Site::new();
+        let dir = site.path("backing/dir");
+        fs::create_dir(&dir).unwrap();
+        let below = dir.join("file");
+        fs::write(&below, [1; Mapping::LEN]).unwrap();
+        // The kernel knows that it is in use.
+        site.mount(&["--passthrough", "off"]);
+        let mapping = Mapping::of(&site.path("mnt/dir/file"));
+        mapping.fill(2);
+        if refused {
+            set_flags(&dir, IFlags::IMMUTABLE);
+        }
+        let umount = std::thread::scope(|scope| {
+            let umount = scope.spawn(|| site.run(&["umount", &site.text("mnt")]));
+            std::thread::sleep(Duration::from_secs(1));
+            assert!(
+                !umount.is_finished(),
+                "it ended though a file was mapped: {:?}",
+                umount.join()
+            );
+            drop(mapping);
+            umount.join().unwrap()
+        });
+        let (code, text) = umount;
+        if refused {
+            set_flags(&dir, IFlags::empty());
+        }
+        assert!(!site.is_mounted(), "{text}");
+        let expected = if refused { (4, 1) } else { (0, 2) };
+        assert_eq!((code, fs::read(&below).unwrap()[0]), expected, "{text}");
+        assert_eq!(text.contains("could not be written back"), refused, "{text}");
+        // The next mount has it, and brings it there.
+        site.mount(&[]);
+        assert_eq!(fs::read(site.path("mnt/dir/file")).unwrap(), [2; Mapping::LEN]);
+        site.umount();
+        assert_eq!(fs::read(&below).unwrap(), [2; Mapping::LEN]);
+    }
+}

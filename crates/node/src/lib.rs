@@ -75,7 +75,7 @@ pub use hand_over_state::{
     SetIdsSince,
 };
 pub use kernel::Kernel;
-pub use lifecycle::members::check_tiers;
+pub use lifecycle::members::{check_tiers, is_ahead_of_store};
 pub use namespace::paths::{Coverage, Whereabouts};
 pub use namespace::{DirEntry, NAME_MAX, NewFile, SetAttr, SetTime, Statfs};
 pub use node::Node;

@@ -133,7 +133,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
             ));
         } else if left {
             warn(&format!(
-                "files may be in use; what of them can't be written back after unmounting waits on the tiers for the next mount, and the log says so\n{}",
+                "files are in use; what they have is written back when they are unmounted\n{}",
                 render::remaining(&outcome).trim_end()
             ));
         }
@@ -143,6 +143,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
     // Before: what is open of a mount that was detached does not show where it was.
     let served_on = if args.detach { holders(client.mountpoint()) } else { Vec::new() };
+    let tiers = if args.no_drain { Vec::new() } else { own_tiers(&mut client) };
     shut_down(&mut client, how, end_limit(began, args))?;
     if !served_on.is_empty() {
         warn(&format!(
@@ -151,8 +152,25 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         ));
     } else if let Some(daemon) = daemon {
         wait_for_end(&daemon, mount, &mounts, end_limit(began, args))?;
+        lacking = lacking.or_else(|| behind(&tiers));
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
+}
+
+/// The tiers of a mount, if they are all that it may leave behind: the store of a cluster may have spill
+/// files of other nodes.
+fn own_tiers(client: &mut Client) -> Vec<WirePath> {
+    let alone = client.status().ok().filter(|status| status.peers.is_empty());
+    alone.into_iter().flat_map(|status| status.tiers).map(|tier| tier.dir).collect()
+}
+
+/// What to say if a daemon has noted at its end that the backing store lacks something: of a file that was
+/// in use, or was changed after the drain.
+fn behind(tiers: &[WirePath]) -> Option<String> {
+    let ahead = tiers.iter().any(|tier| forebay_node::is_ahead_of_store(&tier.0) == Some(true));
+    ahead.then(|| {
+        "unmounted, but what was in use during the drain could not be written back afterwards, as the log says; it stays on the tiers for the next mount with the same tiers".into()
+    })
 }
 
 /// Has the daemon end. If the mount is busy and no process is seen to use it, the one that does is most

@@ -75,9 +75,14 @@ impl Site {
 
     /// A command with nothing of this process's environment.
     pub fn command(&self, program: &str) -> Command {
+        self.command_within(COMMAND_LIMIT, program)
+    }
+
+    /// The same with a limit of its own, in seconds.
+    pub fn command_within(&self, limit: &str, program: &str) -> Command {
         let mut command = Command::new("/usr/bin/timeout");
         command
-            .args(["-k", "5", COMMAND_LIMIT, program])
+            .args(["-k", "5", limit, program])
             .env_clear()
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
             .env("HOME", self.path("home"))

@@ -67,6 +67,9 @@ impl Drop for Running {
     }
 }
 
+/// In seconds: a task lives for as long as its test.
+const TASK_LIMIT: &str = "600";
+
 /// Two mounts of the same files, and what tasks need on them.
 pub struct Bed {
     pub ring: Ring,
@@ -151,7 +154,8 @@ impl Bed {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.ring.site.command(env!("CARGO_BIN_EXE_forebay"));
+        let program = env!("CARGO_BIN_EXE_forebay");
+        let mut command = self.ring.site.command_within(TASK_LIMIT, program);
         command.args(args).env("FOREBAY_CRIU", &self.criu);
         command
     }

@@ -245,6 +245,15 @@ pub fn check_tiers(config: &NodeConfig) -> Result<()> {
     check(config).map(drop)
 }
 
+/// Whether a tier may have something that the backing store lacks, as its last mount has noted; `None`
+/// if it has noted nothing that can be read.
+pub fn is_ahead_of_store(tier: &Path) -> Option<bool> {
+    match Members::read(tier) {
+        Ok(Found::Sound(members)) => Some(!members.drained),
+        Ok(Found::Nothing | Found::Damaged) | Err(_) => None,
+    }
+}
+
 /// Checks the tiers that a mount is given against those that it has, before anything is touched.
 ///
 /// # Errors
