@@ -204,3 +204,70 @@ fn directories_that_a_plain_user_has_closed_when_looked_at_or_removed_then_as_na
     drop(std::fs::remove_dir_all(&dir));
     assert!(passed, "{why}");
 }
+
+/// What is in use is written for a sync, and nobody looks for names ahead of time where that would take
+/// opening a directory.
+#[test]
+#[ignore = "started by the other test of this file"]
+fn while_in_use() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let mut rig = Rig::at(PathBuf::from(dir), &[MIB], Arc::new(Transparent), |_| {});
+    rig.start();
+    let about = |name: &str| {
+        let found = std::fs::metadata(rig.backing().join(name)).unwrap();
+        (found.permissions().mode() & 0o777, found.mtime(), found.mtime_nsec())
+    };
+    let before = about("closed");
+    let file = rig.node().lookup(&CONTEXT, rig.ino("closed"), b"file").unwrap().unwrap().ino;
+    let fh = rig.node().open(&CONTEXT, file, libc::O_RDWR).unwrap().fh;
+    rig.node().write(&CONTEXT, fh, 0, b"BYTES").unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let synced = rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+    assert_eq!((synced.in_use, synced.failed), (1, 0), "{synced:?}");
+    // At once: nothing is waited for.
+    assert_eq!(about("closed"), before);
+    rig.node().release(fh);
+    drain(&rig);
+    assert_eq!(about("closed"), before);
+    // A directory that names can be looked up in, and not listed.
+    let changed = || {
+        let found = std::fs::metadata(rig.backing().join("entered")).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    let (entered, before) = (rig.ino("entered"), changed());
+    for number in 0..100 {
+        let name = format!("none{number}");
+        assert!(rig.node().lookup(&CONTEXT, entered, name.as_bytes()).unwrap().is_none());
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(changed(), before, "it was opened, and closed again");
+    rig.node.take().unwrap().stop(std::time::Duration::from_secs(5));
+    std::mem::forget(rig);
+}
+
+#[test]
+fn closed_directories_when_what_is_in_them_is_in_use_then_they_are_open_no_longer_than_needed() {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can make the files of another user");
+        return;
+    }
+    let dir = PathBuf::from(format!("/dev/shm/forebay-used-{}", std::process::id()));
+    let backing = dir.join("backing");
+    std::fs::create_dir_all(&backing).unwrap();
+    for (name, mode) in [("closed", 0), ("entered", 0o300)] {
+        let closed = backing.join(name);
+        std::fs::create_dir(&closed).unwrap();
+        std::fs::write(closed.join("file"), b"bytes").unwrap();
+        chown(closed.join("file"), Some(USER), Some(USER)).unwrap();
+        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(mode)).unwrap();
+        chown(&closed, Some(USER), Some(USER)).unwrap();
+    }
+    for open in [&dir, &backing] {
+        chown(open, Some(USER), Some(USER)).unwrap();
+    }
+    let (passed, why) = run_as_the_user("while_in_use", &dir);
+    let written = std::fs::read(backing.join("closed/file"));
+    drop(std::fs::remove_dir_all(&dir));
+    assert!(passed && written.unwrap() == b"BYTES", "{why}");
+}
