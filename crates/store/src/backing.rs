@@ -308,7 +308,7 @@ pub trait BackingStore: Send + Sync {
     /// that is another one than the root's, its directory must be readable.
     fn sync_held(&self, held: &[Dir]) -> Result<()>;
 
-    /// Makes the whole file system durable.
+    /// Makes the whole file system durable, and those that are mounted below its root.
     fn sync(&self) -> Result<()>;
 
     /// Begins a group of files that share one sync; `None` where each must be synced by itself.

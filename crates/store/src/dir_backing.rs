@@ -595,7 +595,19 @@ impl BackingStore for DirBacking {
 
     fn sync(&self) -> Result<()> {
         with_readable(&self.root, |fd| sync_by(fd, |fd| fs::syncfs(fd)))
-            .map_err(|e| StoreError::io("sync", &self.path, e))
+            .map_err(|e| StoreError::io("sync", &self.path, e))?;
+        for below in crate::identity::mounts_below(&self.path)? {
+            let path = self.path.join(below);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match retry(|| fs::open(&path, flags, Mode::empty())) {
+                Ok(dir) => sync_by(dir, |fd| fs::syncfs(fd)),
+                // Nobody could have written there: a file, hidden by another mount, or not this user's.
+                Err(Errno::NOTDIR | Errno::NOENT | Errno::ACCESS) => Ok(()),
+                Err(error) => Err(error),
+            }
+            .map_err(|e| StoreError::io("sync", &path, e))?;
+        }
+        Ok(())
     }
 
     fn begin_group(&self) -> Option<Group> {

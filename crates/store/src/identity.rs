@@ -123,7 +123,7 @@ const NO_STORES: [&str; 2] = ["autofs", "fuse.forebay"];
 
 /// The directories below a directory on which other file systems are mounted, as paths from there.
 pub fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
-    const MOUNTS: &str = "/proc/self/mountinfo";
+    const MOUNTS: &str = "/proc/thread-self/mountinfo";
     let dir = resolved(dir)?;
     let text = std::fs::read(MOUNTS).map_err(|e| StoreError::io("read", MOUNTS, e))?;
     let text = String::from_utf8_lossy(&text);

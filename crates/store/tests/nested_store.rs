@@ -52,6 +52,24 @@ fn cut_power(image: &Path, at: &Path) {
 }
 
 #[test]
+fn file_on_a_disk_below_the_root_when_the_whole_store_is_synced_then_durable() {
+    let site = tempfile::tempdir().unwrap();
+    let root = site.path().join("root");
+    std::fs::create_dir(&root).unwrap();
+    let (image, at) = (site.path().join("image"), root.join("nested"));
+    if let Err(why) = disk(&image, &at) {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    let store = DirBacking::open(&root, "n").unwrap();
+    std::fs::write(at.join("file"), "bytes").unwrap();
+    store.sync().unwrap();
+    cut_power(&image, &at);
+    assert_eq!(std::fs::read(at.join("file")).unwrap(), b"bytes");
+    unmount(&at, UnmountFlags::DETACH).unwrap();
+}
+
+#[test]
 fn symbolic_link_on_a_disk_below_the_root_when_synced_then_durable() {
     let site = tempfile::tempdir().unwrap();
     let root = site.path().join("root");
