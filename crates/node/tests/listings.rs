@@ -4,11 +4,12 @@ mod rig;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::Op;
 use forebay_node::{Ino, NodeError};
-use forebay_store::decorators::Transparent;
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use forebay_testing::wait_for;
 use rig::{CONTEXT, MIB, Rig};
 use rustix::io::Errno;
@@ -127,4 +128,46 @@ fn memory_when_somebody_only_looks_now_and_then_then_what_is_cached_goes_all_the
         rig.node().metrics().op_seconds.of(Op::Other).observe(Duration::from_micros(3));
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// A store that takes its time for each listing.
+#[derive(Default)]
+struct SlowToList(AtomicU32);
+
+impl SlowToList {
+    const TAKES: Duration = Duration::from_millis(50);
+}
+
+impl Interceptor for SlowToList {
+    fn before(&self, operation: Operation, _bytes: u64) -> Verdict {
+        if operation == Operation::List {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Self::TAKES);
+        }
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn directory_that_lists_slowly_when_others_change_it_all_the_time_then_most_of_the_time_is_left() {
+    let slow = Arc::new(SlowToList::default());
+    let rig = Rig::new(&[16 * MIB], slow.clone(), |config| config.attr_timeout = Duration::ZERO);
+    let names = || {
+        let mut names = 0;
+        list(&rig, |_, _| names += 1);
+        names
+    };
+    names();
+    let (begun, listed) = (Instant::now(), slow.0.load(Ordering::Relaxed));
+    let mut made = 0;
+    while begun.elapsed() < 40 * SlowToList::TAKES {
+        std::fs::write(rig.backing().join(format!("theirs{made}")), b"").unwrap();
+        made += 1;
+        names();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Each lasts for as long as twenty.
+    let listings = slow.0.load(Ordering::Relaxed) - listed;
+    assert!((1..=2).contains(&listings), "{listings} listings in {:?}", begun.elapsed());
+    assert!(wait_for(LIMIT, || names() == made), "{made} files of others");
 }
