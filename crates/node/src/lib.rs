@@ -8,6 +8,7 @@
 //! ([`Context::wait`]) and goes on where it stands; on which thread that is, the [`Waiter`] knows that
 //! its caller gave it.
 
+mod after_refusal;
 mod busiest;
 mod clock;
 mod cluster;

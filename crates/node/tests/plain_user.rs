@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use forebay_node::{Context, Ino, NewFile, NodeError, Remaining};
-use forebay_store::decorators::Transparent;
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{KIB, MIB, Rig, noise};
 
 const DIR: &str = "FOREBAY_USER_DIR";
@@ -270,4 +270,49 @@ fn closed_directories_when_what_is_in_them_is_in_use_then_they_are_open_no_longe
     let written = std::fs::read(backing.join("closed/file"));
     drop(std::fs::remove_dir_all(&dir));
     assert!(passed && written.unwrap() == b"BYTES", "{why}");
+}
+
+/// A store that refuses something once: by then another thread has opened what was closed.
+#[derive(Default)]
+struct RefusesOnce(parking_lot::Mutex<Option<Operation>>);
+
+impl Interceptor for RefusesOnce {
+    fn before(&self, operation: Operation, _bytes: u64) -> Verdict {
+        let mut refused = self.0.lock();
+        match *refused == Some(operation) {
+            true => {
+                *refused = None;
+                Verdict::Fail(libc::EACCES)
+            }
+            false => Verdict::Pass,
+        }
+    }
+}
+
+#[test]
+fn what_another_opens_after_a_refusal_then_is_not_refused() {
+    let store = Arc::new(RefusesOnce::default());
+    let rig = Rig::new(&[MIB], store.clone(), |_| {});
+    let refuse = |operation| *store.0.lock() = Some(operation);
+    let refused = || assert!(store.0.lock().is_none(), "nothing was refused");
+    let old = noise(3, 3 * MIB);
+    std::fs::write(rig.backing().join("old"), &old).unwrap();
+    refuse(Operation::Stat);
+    let fh = rig.open("old", libc::O_RDWR);
+    refused();
+    // What is beyond the tier is read from, and laid over, the published version.
+    for (operation, at) in [(Operation::Open, 0), (Operation::Open, 2 * MIB)] {
+        refuse(operation);
+        rig.write(fh, at, b"new bytes");
+        store.0.lock().take();
+    }
+    rig.node().release(fh);
+    refuse(Operation::Stat);
+    drain(&rig);
+    refused();
+    let mut wanted = old;
+    for at in [0, 2 * MIB as usize] {
+        wanted[at..at + 9].copy_from_slice(b"new bytes");
+    }
+    assert!(rig.plain("old") == wanted);
 }

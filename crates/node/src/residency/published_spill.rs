@@ -8,6 +8,7 @@ use forebay_meta::{Link, Queue, Record};
 use forebay_store::{Attributes, ErrorClass};
 use forebay_types::Ino;
 
+use crate::after_refusal::again_after_refusal;
 use crate::error::Result;
 use crate::residency::Residency;
 use crate::residency::doubt::stat_below;
@@ -17,15 +18,10 @@ impl Residency {
     /// The version in the backing store that the spill file of a file has become, if its
     /// publication was the last thing that an earlier daemon did.
     pub(crate) fn published_spill(&self, record: &Record) -> Result<Option<Attributes>> {
-        match self.find_published_spill(record) {
-            Err(error)
-                if error.class() == Some(ErrorClass::Denied)
-                    && self.above.open_closed_dirs(record)? =>
-            {
-                self.find_published_spill(record)
-            }
-            found => found,
-        }
+        again_after_refusal(
+            || self.find_published_spill(record),
+            || self.above.open_closed_dirs(record),
+        )
     }
 
     fn find_published_spill(&self, record: &Record) -> Result<Option<Attributes>> {

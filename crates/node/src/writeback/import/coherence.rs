@@ -12,9 +12,10 @@ use forebay_store::{BackingFile, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
-use super::dirs::{MAX_PARENTS, is_denied};
+use super::dirs::MAX_PARENTS;
 use super::names_seen::NamesSeen;
 use super::{UNRESPONSIVE, is_unconfirmed};
+use crate::after_refusal::is_denied;
 use crate::clock;
 use crate::config::Coherence;
 use crate::context::Context;

@@ -15,6 +15,7 @@ use forebay_types::{Fingerprint, Ino};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
+use crate::after_refusal::{again_after_refusal, is_denied};
 use crate::config::Coherence;
 use crate::error::Result;
 use crate::writeback::Writeback;
@@ -353,15 +354,14 @@ impl Writeback {
             if looks == MAX_LOOKS {
                 self.place_above(ino)?;
             }
-            let record = self.meta.get(ino)?;
-            let opened = self.open_backing(&record, Access::Read);
-            if opened.as_ref().is_err_and(is_denied) && looks < MAX_LOOKS {
-                looks += 1;
-                if self.open_to_reader(ino)? {
-                    let_workers_go_on();
-                    continue;
-                }
-            }
+            let mut record = self.meta.get(ino)?;
+            let opened = again_after_refusal(
+                || {
+                    record = self.meta.get(ino)?;
+                    self.open_backing(&record, Access::Read)
+                },
+                || self.open_to_reader(ino),
+            );
             let found = match &opened {
                 Ok(opened) => {
                     let known = record.backing.fingerprint.filter(|print| print.ino != 0);
@@ -403,12 +403,10 @@ impl Writeback {
         mut operation: impl FnMut(&Dir) -> Result<T>,
     ) -> Result<T> {
         self.residency.pace();
-        match self.in_directory_as_it_is(dir, &mut operation) {
-            Err(error) if is_denied(&error) && self.open_to_program(dir)? => {
-                self.in_directory_as_it_is(dir, &mut operation)
-            }
-            done => done,
-        }
+        again_after_refusal(
+            || self.in_directory_as_it_is(dir, &mut operation),
+            || self.open_to_program(dir),
+        )
     }
 
     /// The same without opening what a plain user has closed to himself.
@@ -461,10 +459,6 @@ impl Writeback {
 /// listed, or has its fingerprint.)
 pub(super) fn is_only_claimed(record: &Record) -> bool {
     record.is_directory() && record.listed && is_unconfirmed(record)
-}
-
-pub(super) fn is_denied(error: &crate::error::NodeError) -> bool {
-    error.class() == Some(ErrorClass::Denied)
 }
 
 fn is_lost(error: &crate::error::NodeError) -> bool {

@@ -31,6 +31,7 @@ use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::after_refusal::again_after_refusal;
 use crate::config::Coherence;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
@@ -39,7 +40,7 @@ use crate::pool::Urgency;
 use crate::writeback::Writeback;
 
 pub(crate) use dirs::LIMBO;
-use dirs::{MAX_LOOKS, is_denied, let_workers_go_on};
+use dirs::{MAX_LOOKS, let_workers_go_on};
 pub(crate) use spelling::folded;
 
 /// What is known about the freshness of imported directories and files, and which listings are
@@ -164,12 +165,11 @@ impl Writeback {
         let mut looks = 0;
         loop {
             let record = self.meta.get(ino)?;
-            match self.xattrs_in_backing(&record) {
-                Err(error)
-                    if is_denied(&error) && looks < MAX_LOOKS && self.open_to_reader(ino)? =>
-                {
-                    looks += 1;
-                }
+            let read = again_after_refusal(
+                || self.xattrs_in_backing(&record),
+                || self.open_to_reader(ino),
+            );
+            match read {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                     if self.is_at_rest(&record)? {
                         // Others have removed it.

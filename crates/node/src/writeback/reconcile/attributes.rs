@@ -15,6 +15,7 @@ use super::identity::is_own;
 use super::names::os;
 use super::refused::is_refused_owner;
 use super::work::Work;
+use crate::after_refusal::again_after_refusal;
 use crate::error::{NodeError, Result};
 use crate::writeback::Writeback;
 
@@ -382,15 +383,7 @@ impl Writeback {
             let found = self.backing.stat(&handle, os(b""))?;
             Ok((handle, found))
         };
-        let (handle, found) = match look() {
-            Err(error)
-                if error.class() == Some(ErrorClass::Denied)
-                    && self.open_closed_dirs(&record)? =>
-            {
-                look()?
-            }
-            looked => looked?,
-        };
+        let (handle, found) = again_after_refusal(look, || self.open_closed_dirs(&record))?;
         if found.mtime == record.attr.mtime {
             return Ok(None);
         }

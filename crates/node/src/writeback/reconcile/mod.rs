@@ -40,6 +40,7 @@ use forebay_store::{ErrorClass, StoreError};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
+use crate::after_refusal::is_denied;
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::residency::files::File;
@@ -344,6 +345,8 @@ impl Writeback {
             return Err(NodeError::SetAside { ino: ino.0 });
         }
         let _in_hand = defects::begin(BackgroundKind::WriteBack, ino.0);
+        // After a refusal: another may have opened what was closed since then.
+        let mut may_be_open = true;
         for _ in 0..MAX_PASSES {
             if batch.has(ino) {
                 batch.finish()?;
@@ -372,8 +375,10 @@ impl Writeback {
             }
             match batch.with(owned, &record, |work| self.pass(work, depth)) {
                 Err(error)
-                    if error.class() == Some(ErrorClass::Denied)
-                        && (self.open_closed_dirs(&record)? || self.open_closed_file(ino)?) =>
+                    if is_denied(&error)
+                        && (self.open_closed_dirs(&record)?
+                            || self.open_closed_file(ino)?
+                            || std::mem::take(&mut may_be_open)) =>
                 {
                     batch.finish()?;
                 }

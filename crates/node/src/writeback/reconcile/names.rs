@@ -12,6 +12,7 @@ use super::identity::{in_hand, is_pending, may_be_ours};
 use super::occupied::Room;
 use super::refused::is_beyond_store;
 use super::work::{Step, Work};
+use crate::after_refusal::again_after_refusal;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::writeback::Writeback;
@@ -157,15 +158,8 @@ impl Writeback {
 
     /// What the backing store has under a name of `record`, if anything.
     pub(crate) fn found_under(&self, record: &Record, link: &Link) -> Result<Option<Attributes>> {
-        let found = match self.look_at(record, link) {
-            Err(error)
-                if error.class() == Some(ErrorClass::Denied)
-                    && self.open_closed_dirs(record)? =>
-            {
-                self.look_at(record, link)?
-            }
-            found => found?,
-        };
+        let found =
+            again_after_refusal(|| self.look_at(record, link), || self.open_closed_dirs(record))?;
         Ok(found.map(|(_, _, found)| found))
     }
 
