@@ -57,7 +57,7 @@ use work::{Batch, Step, Work};
 #[derive(Default)]
 pub struct Reconciler {
     owners: owned::Owners,
-    queue: queue::Waiting,
+    queue: queue::ReconcileQueue,
     conflicts: Mutex<conflict_list::Conflicts>,
     held: Mutex<conflict::Held>,
     /// The latest failure, with the inode that it is about.
