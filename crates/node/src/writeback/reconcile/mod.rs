@@ -80,8 +80,8 @@ pub struct Reconciler {
     opened_dirs: AtomicU64,
     /// Files of which parts are gone, and nobody was told.
     pub(crate) rest_gone: crate::writeback::rest_gone::Untold,
-    #[cfg(test)]
-    pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
+    /// What has the bytes of files.
+    data_side: Box<dyn data_side::DataSide>,
 }
 
 impl Reconciler {
