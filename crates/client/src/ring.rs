@@ -41,15 +41,15 @@ pub fn longest(capacity: u32) -> usize {
     capacity as usize / 2 - 4
 }
 
-/// Where a ring lies.
+/// The memory that a ring lies in.
 #[derive(Debug)]
-struct Place {
+struct RingMemory {
     memory: Arc<Memory>,
     at: u64,
     capacity: u32,
 }
 
-impl Place {
+impl RingMemory {
     fn new(memory: &Arc<Memory>, at: u64, capacity: u32) -> Option<Self> {
         let sound = at.is_multiple_of(64) && capacity.is_power_of_two() && capacity >= 64;
         let fits = capacity <= 1 << 30 && memory.at(at, size(capacity)).is_some();
@@ -99,7 +99,7 @@ fn padded(len: usize) -> u32 {
 /// The side that sends.
 #[derive(Debug)]
 pub struct Sender {
-    place: Place,
+    ring: RingMemory,
     head: u32,
 }
 
@@ -107,41 +107,41 @@ impl Sender {
     /// For a ring that is all zeros yet. `None` if it does not fit.
     #[must_use]
     pub fn new(memory: &Arc<Memory>, at: u64, capacity: u32) -> Option<Self> {
-        Some(Self { place: Place::new(memory, at, capacity)?, head: 0 })
+        Some(Self { ring: RingMemory::new(memory, at, capacity)?, head: 0 })
     }
 
     /// Puts a message in, or says that there is no room for it now.
     pub fn send(&mut self, parts: &[&[u8]]) -> Result<bool, Corrupt> {
         let len = parts.iter().map(|part| part.len()).sum();
-        if len > longest(self.place.capacity) {
+        if len > longest(self.ring.capacity) {
             return Err(Corrupt);
         }
-        let used = self.head.wrapping_sub(self.place.word(TAIL).load(Ordering::SeqCst));
-        let room = self.place.capacity.checked_sub(used).ok_or(Corrupt)?;
+        let used = self.head.wrapping_sub(self.ring.word(TAIL).load(Ordering::SeqCst));
+        let room = self.ring.capacity.checked_sub(used).ok_or(Corrupt)?;
         if room < padded(len) {
             return Ok(false);
         }
-        self.place.put(self.head, &(len as u32).to_ne_bytes());
+        self.ring.put(self.head, &(len as u32).to_ne_bytes());
         let mut at = self.head.wrapping_add(4);
         for part in parts {
-            self.place.put(at, part);
+            self.ring.put(at, part);
             at = at.wrapping_add(part.len() as u32);
         }
         self.head = self.head.wrapping_add(padded(len));
-        self.place.word(HEAD).store(self.head, Ordering::SeqCst);
+        self.ring.word(HEAD).store(self.head, Ordering::SeqCst);
         Ok(true)
     }
 
     /// Whether a message of this length may have room now.
     #[must_use]
     pub fn has_room(&self, len: usize) -> bool {
-        let used = self.head.wrapping_sub(self.place.word(TAIL).load(Ordering::SeqCst));
-        self.place.capacity.saturating_sub(used) >= padded(len)
+        let used = self.head.wrapping_sub(self.ring.word(TAIL).load(Ordering::SeqCst));
+        self.ring.capacity.saturating_sub(used) >= padded(len)
     }
 
     /// Says that it waits for room. It must try once more after that before it sleeps.
     pub fn want_room(&self) {
-        self.place.word(WANTED).store(1, Ordering::SeqCst);
+        self.ring.word(WANTED).store(1, Ordering::SeqCst);
     }
 }
 
@@ -157,7 +157,7 @@ pub struct Taken {
 /// The side that receives.
 #[derive(Debug)]
 pub struct Receiver {
-    place: Place,
+    ring: RingMemory,
     tail: u32,
 }
 
@@ -165,35 +165,35 @@ impl Receiver {
     /// For a ring from which nothing was taken yet. `None` if it does not fit.
     #[must_use]
     pub fn new(memory: &Arc<Memory>, at: u64, capacity: u32) -> Option<Self> {
-        Some(Self { place: Place::new(memory, at, capacity)?, tail: 0 })
+        Some(Self { ring: RingMemory::new(memory, at, capacity)?, tail: 0 })
     }
 
     /// Whether there may be something.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.place.word(HEAD).load(Ordering::SeqCst) != self.tail
+        self.ring.word(HEAD).load(Ordering::SeqCst) != self.tail
     }
 
     /// Takes a message out, if there is one.
     pub fn take(&mut self) -> Result<Option<Taken>, Corrupt> {
-        let there = self.place.word(HEAD).load(Ordering::Acquire).wrapping_sub(self.tail);
+        let there = self.ring.word(HEAD).load(Ordering::Acquire).wrapping_sub(self.tail);
         if there == 0 {
             return Ok(None);
         }
-        if there > self.place.capacity || there < 4 {
+        if there > self.ring.capacity || there < 4 {
             return Err(Corrupt);
         }
         let mut len = [0; 4];
-        self.place.get(self.tail, &mut len);
+        self.ring.get(self.tail, &mut len);
         let len = u32::from_ne_bytes(len) as usize;
-        if len > longest(self.place.capacity) || padded(len) > there {
+        if len > longest(self.ring.capacity) || padded(len) > there {
             return Err(Corrupt);
         }
         let mut bytes = vec![0; len];
-        self.place.get(self.tail.wrapping_add(4), &mut bytes);
+        self.ring.get(self.tail.wrapping_add(4), &mut bytes);
         self.tail = self.tail.wrapping_add(padded(len));
-        self.place.word(TAIL).store(self.tail, Ordering::SeqCst);
-        let wanted = self.place.word(WANTED);
+        self.ring.word(TAIL).store(self.tail, Ordering::SeqCst);
+        let wanted = self.ring.word(WANTED);
         let wanted = wanted.load(Ordering::SeqCst) != 0 && wanted.swap(0, Ordering::SeqCst) != 0;
         Ok(Some(Taken { bytes, wanted }))
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::Process;
 use crate::call::{Call, Kind, Stage};
 use crate::message::{
-    Access, Action, CallId, File, Holder, Io, Message, Outcome, Page, Part, Piece, Place, Rank,
-    Span,
+    Access, Action, ByteLocation, CallId, File, Holder, Io, Message, Outcome, Page, Part, Piece,
+    Rank, Span,
 };
 use crate::pool::Resident;
 use crate::process::Doing;
@@ -116,8 +116,8 @@ impl Process {
             let Some((slot, _)) = self.pool.begin_flush(*page) else { continue };
             let start = page.index * u64::from(self.options.page_size) + u64::from(span.at);
             offset.get_or_insert(start);
-            let place = Place::Slot { slot, at: span.at };
-            pieces.push(Piece { place, len: u64::from(span.len) });
+            let location = ByteLocation::Slot { slot, at: span.at };
+            pieces.push(Piece { location, len: u64::from(span.len) });
         }
         let Some(offset) = offset else { return };
         let io = self.io(Doing::Flush { pages });

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Process;
 use crate::message::{
-    Access, Action, CallId, Extent, File, Grant, Holder, Message, Mode, Note, Outcome, Page, Part,
-    Piece, Place, Rank, Span,
+    Access, Action, ByteLocation, CallId, Extent, File, Grant, Holder, Message, Mode, Note,
+    Outcome, Page, Part, Piece, Rank, Span,
 };
 use crate::process::Doing;
 
@@ -420,8 +420,8 @@ impl Process {
             return;
         }
         for part in call.parts_of(index) {
-            let slot = Place::Slot { slot: resident.slot, at: part.span.at };
-            let buffer = Place::Call { call: call.buffer, at: part.buffer };
+            let slot = ByteLocation::Slot { slot: resident.slot, at: part.span.at };
+            let buffer = ByteLocation::Call { call: call.buffer, at: part.buffer };
             let (from, to) = match call.access {
                 Access::Read => (slot, buffer),
                 Access::Write => (buffer, slot),
@@ -453,7 +453,7 @@ impl Process {
             Message::Get { call: id, page, spans }
         } else {
             bytes.extend(call.parts_of(index).iter().map(|part| Piece {
-                place: Place::Call { call: call.buffer, at: part.buffer },
+                location: ByteLocation::Call { call: call.buffer, at: part.buffer },
                 len: u64::from(part.span.len),
             }));
             Message::Put { call: id, page, spans, version: grant.version }
@@ -513,7 +513,7 @@ impl Process {
             let (these, others) = rest.split_at(run);
             let pages = these.iter().map(|(page, _)| *page).collect();
             let io = self.io(Doing::Load { call: id, pages });
-            let piece = |slot| Piece { place: Place::Slot { slot, at: 0 }, len: size };
+            let piece = |slot| Piece { location: ByteLocation::Slot { slot, at: 0 }, len: size };
             actions.push(Action::Read {
                 io,
                 file: first.file,
@@ -554,8 +554,8 @@ impl Process {
         }
         for (offset, buffer, len) in runs {
             let io = self.io(Doing::Direct { call: id });
-            let place = Place::Call { call: call.buffer, at: buffer };
-            let (file, pieces) = (call.file, vec![Piece { place, len }]);
+            let location = ByteLocation::Call { call: call.buffer, at: buffer };
+            let (file, pieces) = (call.file, vec![Piece { location, len }]);
             let range_lock = self.options.range_locks;
             call.ios += 1;
             actions.push(match call.access {

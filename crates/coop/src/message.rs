@@ -73,7 +73,7 @@ pub struct Extent {
 
 /// Where bytes lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum ByteLocation {
     /// In a slot of the pool.
     Slot {
         /// The slot.
@@ -108,7 +108,7 @@ pub enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Piece {
     /// Where they lie.
-    pub place: Place,
+    pub location: ByteLocation,
     /// How many.
     pub len: u64,
 }
@@ -207,9 +207,9 @@ pub enum Action {
     /// Copies bytes at once.
     Copy {
         /// From here.
-        from: Place,
+        from: ByteLocation,
         /// To there.
-        to: Place,
+        to: ByteLocation,
         /// How many.
         len: u64,
     },

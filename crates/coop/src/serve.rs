@@ -2,7 +2,9 @@
 
 use crate::Process;
 use crate::call::Kind;
-use crate::message::{Access, Action, CallId, Message, Page, Piece, Place, Rank, Slot, Span};
+use crate::message::{
+    Access, Action, ByteLocation, CallId, Message, Page, Piece, Rank, Slot, Span,
+};
 
 impl Process {
     /// Requests of others for pages that are here.
@@ -14,7 +16,7 @@ impl Process {
                 };
                 let slot = resident.slot;
                 let piece = |span: &Span| Piece {
-                    place: Place::Slot { slot, at: span.at },
+                    location: ByteLocation::Slot { slot, at: span.at },
                     len: u64::from(span.len),
                 };
                 let bytes = spans.iter().map(piece).collect();
@@ -28,8 +30,8 @@ impl Process {
                 let (slot, version) = (resident.slot, resident.version.max(version) + 1);
                 let mut at = 0;
                 for span in &spans {
-                    let (from, len) = (Place::Message { at }, u64::from(span.len));
-                    let to = Place::Slot { slot, at: span.at };
+                    let (from, len) = (ByteLocation::Message { at }, u64::from(span.len));
+                    let to = ByteLocation::Slot { slot, at: span.at };
                     actions.push(Action::Copy { from, to, len });
                     at += len;
                 }
@@ -65,8 +67,8 @@ impl Process {
     }
 
     fn whole_page(&self, slot: crate::message::Slot) -> Piece {
-        let place = Place::Slot { slot, at: 0 };
-        Piece { place, len: u64::from(self.options.page_size) }
+        let location = ByteLocation::Slot { slot, at: 0 };
+        Piece { location, len: u64::from(self.options.page_size) }
     }
 
     /// Gives a page away. One that is being written to the file stays until that is over: the write
@@ -99,14 +101,14 @@ impl Process {
         let (page, room) = (call.page(index), call.has_room());
         let grant = call.grants.get(&index).filter(|grant| grant.copy && room);
         let version = grant.map(|grant| grant.version);
-        let whole = Place::Other { rank, slot, at: 0 };
+        let whole = ByteLocation::Other { rank, slot, at: 0 };
         if version.is_some_and(|version| self.install(id, page, false, version, whole, actions)) {
             return self.here(id, index, actions);
         }
         let Some(call) = self.calls.get(&id) else { return };
         for part in call.parts_of(index) {
-            let from = Place::Other { rank, slot, at: part.span.at };
-            let to = Place::Call { call: call.buffer, at: part.buffer };
+            let from = ByteLocation::Other { rank, slot, at: part.span.at };
+            let to = ByteLocation::Call { call: call.buffer, at: part.buffer };
             actions.push(Action::Copy { from, to, len: u64::from(part.span.len) });
         }
     }
@@ -147,8 +149,8 @@ impl Process {
         for part in call.parts_of(page.index) {
             let len = u64::from(part.span.len);
             let at = if whole { u64::from(part.span.at) } else { next };
-            let to = Place::Call { call: call.buffer, at: part.buffer };
-            actions.push(Action::Copy { from: Place::Message { at }, to, len });
+            let to = ByteLocation::Call { call: call.buffer, at: part.buffer };
+            actions.push(Action::Copy { from: ByteLocation::Message { at }, to, len });
             next += len;
         }
     }
@@ -180,7 +182,7 @@ impl Process {
         if !self.answered(from, id, page) {
             return;
         }
-        let message = Place::Message { at: 0 };
+        let message = ByteLocation::Message { at: 0 };
         if self.install(id, page, false, version, message, actions) || self.pool.get(page).is_some()
         {
             self.here(id, page.index, actions);
@@ -197,7 +199,7 @@ impl Process {
         page: Page,
         owner: bool,
         version: u64,
-        from: Place,
+        from: ByteLocation,
         actions: &mut Vec<Action>,
     ) -> bool {
         let Some(call) = self.calls.get_mut(&id).filter(|call| call.reserved > 0) else {
@@ -205,7 +207,7 @@ impl Process {
         };
         let Some(slot) = self.pool.insert(page, owner, version) else { return false };
         call.reserved -= 1;
-        let (to, len) = (Place::Slot { slot, at: 0 }, u64::from(self.options.page_size));
+        let (to, len) = (ByteLocation::Slot { slot, at: 0 }, u64::from(self.options.page_size));
         actions.push(Action::Copy { from, to, len });
         true
     }
@@ -222,7 +224,7 @@ impl Process {
         if !self.answered(from, id, page) {
             return;
         }
-        if self.install(id, page, true, version, Place::Message { at: 0 }, actions) {
+        if self.install(id, page, true, version, ByteLocation::Message { at: 0 }, actions) {
             self.counts.moved += 1;
             if let Some(span) = dirty {
                 self.pool.soil(page, span, version);

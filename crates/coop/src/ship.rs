@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::Process;
 use crate::call::{Call, Kind, Origin, Stage};
 use crate::message::{
-    Access, Action, CallId, File, Message, Outcome, Page, Part, Piece, Place, Rank,
+    Access, Action, ByteLocation, CallId, File, Message, Outcome, Page, Part, Piece, Rank,
 };
 
 impl Process {
@@ -30,7 +30,7 @@ impl Process {
         let Some(call) = self.calls.get(&id) else { return };
         let Some(parts) = call.ships.get(&segment).cloned() else { return };
         let piece = |part: &Part| Piece {
-            place: Place::Call { call: id, at: part.buffer },
+            location: ByteLocation::Call { call: id, at: part.buffer },
             len: u64::from(part.span.len),
         };
         let writes = call.access == Access::Write;
@@ -60,7 +60,8 @@ impl Process {
             }
             actions.push(Action::Buffer { call: id, len });
             if access == Access::Write {
-                let (from, to) = (Place::Message { at: 0 }, Place::Call { call: id, at: 0 });
+                let (from, to) =
+                    (ByteLocation::Message { at: 0 }, ByteLocation::Call { call: id, at: 0 });
                 actions.push(Action::Copy { from, to, len });
             }
         }
@@ -82,7 +83,7 @@ impl Process {
         let mut bytes = Vec::new();
         if rank != self.rank && call.access == Access::Read {
             let len = call.parts.iter().map(|part| u64::from(part.span.len)).sum();
-            bytes.push(Piece { place: Place::Call { call: id, at: 0 }, len });
+            bytes.push(Piece { location: ByteLocation::Call { call: id, at: 0 }, len });
         }
         let message = Message::Shipped { call: their, segment, outcome: call.outcome() };
         self.send(rank, message, bytes, actions);
@@ -108,8 +109,8 @@ impl Process {
             let mut at = 0;
             for part in parts {
                 let len = u64::from(part.span.len);
-                let to = Place::Call { call: id, at: part.buffer };
-                actions.push(Action::Copy { from: Place::Message { at }, to, len });
+                let to = ByteLocation::Call { call: id, at: part.buffer };
+                actions.push(Action::Copy { from: ByteLocation::Message { at }, to, len });
                 at += len;
             }
         }

@@ -156,8 +156,9 @@ fn run_detached(
         let guard = supervisor.map(Guard::Supervisor);
         let plan = Plan { settings: pairs(settings), config: &config, engine, guard };
         if revived {
-            let kept = supervisor::kept().map_err(Error::io("what the last daemon left"))?;
-            return service::serve_revived(plan, kept);
+            let preserved =
+                supervisor::preserved_mount().map_err(Error::io("what the last daemon left"))?;
+            return service::serve_revived(plan, preserved);
         }
         service::serve(plan, &mut || {
             told = true;
@@ -244,7 +245,7 @@ fn prepare_foreground(config: &MountConfig, engine: &dyn Engine) -> Result<(), E
 /// Goes on, in the foreground, where a daemon of the same service died, with that one's settings.
 /// Nothing here may touch the mount before it is served: who asks would wait for itself.
 pub fn run_stored(stored: Stored, engine: &dyn Engine) -> Result<(), Error> {
-    let Stored { kept, settings, store } = stored;
+    let Stored { preserved, settings, store } = stored;
     let config = settings_from(&settings)
         .and_then(|settings| MountConfig::from_settings(&settings, engine.policies()))
         .and_then(|config| prepare_foreground(&config, engine).map(|()| config));
@@ -252,7 +253,7 @@ pub fn run_stored(stored: Stored, engine: &dyn Engine) -> Result<(), Error> {
         Ok(config) => {
             let guard = Some(Guard::ServiceManager(store));
             let plan = Plan { settings, config: &config, engine, guard };
-            service::serve_revived(plan, kept)
+            service::serve_revived(plan, preserved)
         }
         Err(error) => {
             // The next start mounts anew.

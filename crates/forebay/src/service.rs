@@ -26,7 +26,7 @@ use crate::hand_over::{HandedOver, Predecessor, Successor};
 use crate::headway::Headway;
 use crate::metrics_http::Endpoint;
 use crate::service_manager::{self, Store};
-use crate::supervisor::{Kept, Link};
+use crate::supervisor::{Link, PreservedMount};
 use crate::{logging, metrics_http, signals};
 
 /// How long an upgrade waits for other commands on the same mount.
@@ -140,9 +140,9 @@ pub fn serve_after(mut plan: Plan<'_>, predecessor: &Predecessor) -> Result<(), 
 }
 
 /// Goes on where a daemon of the same supervisor, or of the same service, died.
-pub fn serve_revived(plan: Plan<'_>, kept: Kept) -> Result<(), Error> {
+pub fn serve_revived(plan: Plan<'_>, preserved: PreservedMount) -> Result<(), Error> {
     begin(plan.config, plan.engine)?;
-    let Kept { crash_state, lock, listener } = kept;
+    let PreservedMount { crash_state, lock, listener } = preserved;
     let revived = plan.kept(lock.as_fd(), listener.as_fd(), |keeper| {
         let keeper = keeper.ok_or_else(|| {
             ControlError::new(ErrorKind::Usage, "only a supervisor revives a daemon")
@@ -208,13 +208,13 @@ struct Service<'a> {
     server: Server,
     metrics: Option<Endpoint>,
     mounted: Arc<dyn Mounted>,
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     events: Receiver<Event>,
     sender: Sender<Event>,
 }
 
 /// What the threads of a service have in common.
-struct Shared {
+struct ServiceState {
     current: Arc<Current>,
     /// The process that serves now, if it is not this one.
     successor: AtomicI32,
@@ -230,7 +230,7 @@ impl<'a> Service<'a> {
         metrics: Option<TcpListener>,
         mounted: Arc<dyn Mounted>,
     ) -> Result<Self, Error> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServiceState {
             current: Arc::default(),
             successor: AtomicI32::new(0),
             signals: AtomicU32::new(0),
@@ -460,14 +460,14 @@ fn clients(config: &MountConfig, address: &Address) -> Option<Clients> {
     clients?.inspect_err(|error| tracing::error!(%error, "no memory in common for programs")).ok()
 }
 
-fn endpoint(listener: TcpListener, shared: &Arc<Shared>) -> Result<Endpoint, Error> {
+fn endpoint(listener: TcpListener, shared: &Arc<ServiceState>) -> Result<Endpoint, Error> {
     let current = Arc::clone(&shared.current);
     let render = move || current.with(|control| control.metrics()).unwrap_or_default();
     Endpoint::start(listener, render).map_err(Error::io("metrics endpoint"))
 }
 
 /// Starts the thread that ends the mount on SIGTERM or SIGINT, at once on the second one.
-fn end_on_signal(shared: Arc<Shared>) -> Result<(), Error> {
+fn end_on_signal(shared: Arc<ServiceState>) -> Result<(), Error> {
     let body = move || {
         while signals::wait().is_ok() {
             let count = shared.signals.fetch_add(1, Ordering::SeqCst);
@@ -488,7 +488,7 @@ fn end_on_signal(shared: Arc<Shared>) -> Result<(), Error> {
         .map_err(Error::io("signal thread"))
 }
 
-impl Shared {
+impl ServiceState {
     /// Does what the signal with this number, from 0 on, asks for.
     fn obey(&self, count: u32) {
         loop {

@@ -24,7 +24,7 @@ use rustix::net::{
 use crate::config::MountConfig;
 use crate::descriptors::{self, words_in_memory, words_out_of_memory};
 use crate::engine::CrashState;
-use crate::supervisor::Kept;
+use crate::supervisor::PreservedMount;
 
 /// The first descriptor that a service manager passes.
 const FIRST: RawFd = 3;
@@ -169,7 +169,7 @@ fn remove_of_daemon(number: u64) {
 #[derive(Debug)]
 pub struct Stored {
     /// What it had in use.
-    pub kept: Kept,
+    pub preserved: PreservedMount,
     /// Its settings, as [`settings_from`](crate::daemon::settings_from) reads them.
     pub settings: Vec<OsString>,
     /// The store that all this came from.
@@ -250,7 +250,7 @@ fn sort(passed: Vec<(String, OwnedFd)>) -> Result<Stored, &'static str> {
     let crash_state = CrashState { device, journal, rings: take(RINGS) };
     let store = Store::after(newest);
     store.used.store(true, Ordering::Relaxed);
-    Ok(Stored { kept: Kept { crash_state, lock, listener }, settings, store })
+    Ok(Stored { preserved: PreservedMount { crash_state, lock, listener }, settings, store })
 }
 
 /// Whether the connection has ended.
@@ -291,8 +291,8 @@ mod tests {
         let stored = sort(all).unwrap();
         assert_eq!(stored.store.number(), 10);
         assert_eq!(stored.settings, ["tier=/a b=1G", "log-file="]);
-        assert_eq!(out_of_memory(&stored.kept.crash_state.journal.into()).unwrap(), b"newer");
-        assert!(stored.kept.crash_state.rings.is_none());
+        assert_eq!(out_of_memory(&stored.preserved.crash_state.journal.into()).unwrap(), b"newer");
+        assert!(stored.preserved.crash_state.rings.is_none());
         let others: Vec<&String> = names.iter().filter(|name| is_of_other(name, 10)).collect();
         assert_eq!(others, ["forebay-ledger-9", "forebay-settings-9", "forebay-settings-11"]);
     }

@@ -44,9 +44,9 @@ const MESSAGE: usize = 4;
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
-/// What the last daemon left.
+/// What the last daemon left of its mount.
 #[derive(Debug)]
-pub struct Kept {
+pub struct PreservedMount {
     /// What the mount consists of.
     pub crash_state: CrashState,
     /// The lock of the address.
@@ -100,12 +100,12 @@ impl Link {
 ///
 /// # Errors
 /// When a descriptor is missing: nobody kept anything.
-pub fn kept() -> io::Result<Kept> {
+pub fn preserved_mount() -> io::Result<PreservedMount> {
     let [device, journal, lock, listener, program] = KEPT.map(descriptors::take);
     drop(program);
     let rings = descriptors::take(RINGS).ok();
     let crash_state = CrashState { device: device?, journal: journal?, rings };
-    Ok(Kept { crash_state, lock: lock?, listener: listener? })
+    Ok(PreservedMount { crash_state, lock: lock?, listener: listener? })
 }
 
 /// The settings that the supervisor has for this process, as [`run`] was given them.

@@ -30,7 +30,8 @@ impl Drop for OpenFile {
     }
 }
 
-struct Kept {
+/// A file that stays open for later reads.
+struct CachedOpenFile {
     ino: Ino,
     file: Arc<OpenFile>,
     used: Instant,
@@ -39,7 +40,7 @@ struct Kept {
 /// The files that are open for reads of the kernel.
 pub struct Dataset {
     node: Arc<Node>,
-    shards: [Mutex<Vec<Kept>>; SHARDS],
+    shards: [Mutex<Vec<CachedOpenFile>>; SHARDS],
 }
 
 impl Dataset {
@@ -85,29 +86,31 @@ impl Dataset {
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<Vec<Kept>> {
+    fn shard(&self, ino: Ino) -> &Mutex<Vec<CachedOpenFile>> {
         &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SHARDS]
     }
 
     fn open(&self, context: &Context, ino: Ino) -> Result<Arc<OpenFile>> {
         let mut shard = self.shard(ino).lock();
-        if let Some(kept) = shard.iter_mut().find(|kept| kept.ino == ino)
-            && kept.used.elapsed() < IDLE
+        if let Some(cached) = shard.iter_mut().find(|cached| cached.ino == ino)
+            && cached.used.elapsed() < IDLE
         {
-            kept.used = Instant::now();
-            return Ok(kept.file.clone());
+            cached.used = Instant::now();
+            return Ok(cached.file.clone());
         }
         drop(shard);
         let fh = self.node.open(context, ino, libc::O_RDONLY)?.fh;
         let file = Arc::new(OpenFile { node: self.node.clone(), fh });
-        let kept = Kept { ino, file: file.clone(), used: Instant::now() };
+        let cached = CachedOpenFile { ino, file: file.clone(), used: Instant::now() };
         let mut closed = Vec::new();
         let mut shard = self.shard(ino).lock();
-        closed.extend(shard.extract_if(.., |kept| kept.ino == ino || kept.used.elapsed() >= IDLE));
+        closed.extend(
+            shard.extract_if(.., |cached| cached.ino == ino || cached.used.elapsed() >= IDLE),
+        );
         if shard.len() >= MAX {
             closed.push(shard.remove(0));
         }
-        shard.push(kept);
+        shard.push(cached);
         drop(shard);
         // To close a file can take long.
         drop(closed);
@@ -116,7 +119,8 @@ impl Dataset {
 
     fn close(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
-        let closed: Vec<Kept> = shard.extract_if(.., |kept| kept.ino == ino).collect();
+        let closed: Vec<CachedOpenFile> =
+            shard.extract_if(.., |cached| cached.ino == ino).collect();
         drop(shard);
         drop(closed);
     }

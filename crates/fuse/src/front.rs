@@ -29,23 +29,25 @@ use crate::under_way::InReaders;
 use crate::wire::CachePolicy;
 
 /// Serves a node to the kernel.
-pub struct Front(Arc<Shared>);
+pub struct Front(Arc<FrontState>);
 
-pub struct Shared {
+/// What the threads of a front have in common.
+pub struct FrontState {
     pub node: Arc<Node>,
     cache_policy: CachePolicy,
     watch: Arc<Watch>,
     under_way: InReaders,
     notifier: OnceLock<Arc<Notifier>>,
     /// What a supervisor keeps for the next daemon, and what the last one left there.
-    kept: OnceLock<Kept>,
+    recovery: OnceLock<Recovery>,
     orphans: Arc<Orphans>,
     listings: Listings,
     dataset: Option<Dataset>,
     complaints: Complaints,
 }
 
-struct Kept {
+/// The recovery journal, and what the last daemon left in it.
+struct Recovery {
     journal: Arc<RecoveryJournal>,
     before: Before,
 }
@@ -64,13 +66,13 @@ impl Front {
         })?;
         let complaints = Complaints::new();
         let dataset = config.dataset.then(|| Dataset::new(Arc::clone(&node)));
-        Ok(Front(Arc::new(Shared {
+        Ok(Front(Arc::new(FrontState {
             node,
             cache_policy,
             watch,
             under_way: InReaders::new(),
             notifier: OnceLock::new(),
-            kept: OnceLock::new(),
+            recovery: OnceLock::new(),
             orphans: Arc::default(),
             listings: Listings::new(cache_policy.listing_valid()),
             dataset,
@@ -80,7 +82,7 @@ impl Front {
 
     /// Keeps a journal for the next daemon. Before the first request.
     pub fn keep(&self, journal: Arc<RecoveryJournal>, before: Before) {
-        if self.0.kept.set(Kept { journal, before }).is_err() {
+        if self.0.recovery.set(Recovery { journal, before }).is_err() {
             tracing::error!("a second journal was given; it is ignored");
         }
     }
@@ -109,7 +111,7 @@ impl Front {
         handles: &[OpenHandle],
         connection: &Connection,
     ) -> std::io::Result<()> {
-        let journal = self.0.kept.get().map(|kept| Arc::clone(&kept.journal));
+        let journal = self.0.recovery.get().map(|recovery| Arc::clone(&recovery.journal));
         self.0.orphans.suspect(handles);
         orphans::look_after(&self.0.orphans, &self.0.node, journal, connection.clone())
     }
@@ -169,11 +171,11 @@ struct Case {
     followed: Followed,
 }
 
-impl Shared {
+impl FrontState {
     /// Runs a request until it waits or ends. What belongs to the thread is set here, for the request
     /// may end on another one.
     fn run(&self, request: UnderWay, verdict: Verdict, case: &Case) -> Step<Wait, Ended> {
-        let serving = self.kept.get().map(|_| in_request::enter());
+        let serving = self.recovery.get().map(|_| in_request::enter());
         let step = case.followed.scope(|| {
             let step = request.run(verdict);
             match &step {
@@ -217,8 +219,8 @@ impl Shared {
 
     /// A request that was noted does not come again, or has changed nothing yet.
     pub fn forget(&self, noted: Noted) {
-        if let Some(kept) = self.kept.get() {
-            kept.journal.end(noted);
+        if let Some(recovery) = self.recovery.get() {
+            recovery.journal.end(noted);
         }
     }
 
@@ -237,17 +239,17 @@ impl Shared {
     /// After a panic in a request: in a daemon that dies of panics, the next one is told not to try it
     /// again, for the kernel sends it to each.
     fn note_fatal(&self, request: &Request) {
-        if let Some(kept) = self.kept.get() {
-            kept.journal.note_fatal(replayed_requests::number(request));
+        if let Some(recovery) = self.recovery.get() {
+            recovery.journal.note_fatal(replayed_requests::number(request));
             in_request::end_after_panic();
         }
     }
 
     fn serve(&self, request: &Request, waiter: &dyn Waiter) -> Result<Answer> {
         let Header { uid, gid, pid, opcode, node, .. } = *request.header();
-        if let Some(kept) = self.kept.get()
+        if let Some(recovery) = self.recovery.get()
             && request.is_resent()
-            && kept.before.fatal.contains(&replayed_requests::number(request))
+            && recovery.before.fatal.contains(&replayed_requests::number(request))
         {
             tracing::error!(opcode, node, pid, "a request that ended a daemon is refused");
             return Err(NodeError::Posix(rustix::io::Errno::IO));
@@ -261,16 +263,16 @@ impl Shared {
         let (node, cache_policy, listings) = (&*self.node, &self.cache_policy, &self.listings);
         let dataset = self.dataset.as_ref();
         let serve = Serve { node, cache_policy, notifier, listings, dataset, request, context };
-        match self.kept.get() {
+        match self.recovery.get() {
             None => serve.serve(operation),
-            Some(kept) => self.serve_kept(kept, &serve, operation),
+            Some(recovery) => self.serve_journaled(recovery, &serve, operation),
         }
     }
 
     /// Notes what the next daemon must know of a request before it is answered.
-    fn serve_kept(
+    fn serve_journaled(
         &self,
-        Kept { journal, before }: &Kept,
+        Recovery { journal, before }: &Recovery,
         serve: &Serve<'_>,
         operation: Operation<'_>,
     ) -> Result<Answer> {
@@ -297,9 +299,9 @@ impl Shared {
         outcome
     }
 
-    /// Notes a request that must not be carried out twice, until [`Shared::forget`].
+    /// Notes a request that must not be carried out twice, until [`FrontState::forget`].
     pub fn note(&self, request: &Request, waiter: &dyn Waiter) -> Option<Noted> {
-        let Kept { journal, before } = self.kept.get()?;
+        let Recovery { journal, before } = self.recovery.get()?;
         let number = replayed_requests::number(request);
         let operation = request.operation().ok()?;
         let call = before.calls.get(&number).filter(|_| request.is_resent()).copied();
@@ -337,8 +339,8 @@ impl Shared {
         let Ok(answer) = outcome else { return };
         if let Some(fh) = answer.handle() {
             self.node.release(fh);
-            if let Some(kept) = self.kept.get() {
-                kept.journal.note_closed(fh);
+            if let Some(recovery) = self.recovery.get() {
+                recovery.journal.note_closed(fh);
             }
         }
         answer.drop_unsent();
@@ -348,7 +350,7 @@ impl Shared {
 impl Handler for Front {
     fn init(&self, connection: &Connection) {
         let config = self.0.node.config();
-        let journal = self.0.kept.get().map(|kept| Arc::clone(&kept.journal));
+        let journal = self.0.recovery.get().map(|recovery| Arc::clone(&recovery.journal));
         match Notifier::new(connection.clone(), config, journal) {
             Ok(notifier) => {
                 let notifier = Arc::new(notifier);

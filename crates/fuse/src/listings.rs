@@ -46,8 +46,8 @@ pub struct Held {
     pub fh: u64,
 }
 
-/// What the kernel has read.
-struct Kept<M> {
+/// A listing that the kernel has read and keeps.
+struct CachedListing<M> {
     /// The open at which it began.
     by: u64,
     /// That open was closed: so the kernel has dropped what it had before.
@@ -58,7 +58,7 @@ struct Kept<M> {
     files_opened: u64,
 }
 
-impl<M> Kept<M> {
+impl<M> CachedListing<M> {
     fn is_good_for(&self, limit: Duration) -> bool {
         self.is_begun && self.at.elapsed() < limit
     }
@@ -66,7 +66,7 @@ impl<M> Kept<M> {
 
 struct Listing<M> {
     holder: Option<u64>,
-    kept: Option<Kept<M>>,
+    cached: Option<CachedListing<M>>,
 }
 
 /// The listings of a mount.
@@ -95,7 +95,7 @@ impl<M: Copy> Listings<M> {
     /// Begins with the opens that an earlier daemon has granted, all of them.
     pub fn begin(&self, held: &[Held]) {
         for Held { dir, fh } in held {
-            let listing = Listing { holder: Some(*fh), kept: None };
+            let listing = Listing { holder: Some(*fh), cached: None };
             self.shard(*dir).lock().insert(*dir, listing);
         }
         let last = held.iter().map(|held| held.fh).max().unwrap_or(0);
@@ -117,8 +117,8 @@ impl<M: Copy> Listings<M> {
     /// Whether what the kernel keeps of a directory may be used, if the directory is still the same.
     pub fn may_keep(&self, dir: u64) -> bool {
         self.shard(dir).lock().get(&dir).is_some_and(|listing| {
-            let kept = listing.kept.as_ref();
-            listing.holder.is_none() && kept.is_some_and(|kept| kept.is_good_for(self.limit))
+            let cached = listing.cached.as_ref();
+            listing.holder.is_none() && cached.is_some_and(|cached| cached.is_good_for(self.limit))
         })
     }
 
@@ -135,22 +135,23 @@ impl<M: Copy> Listings<M> {
                 return Grant::Ask;
             }
         }
-        let listing = shard.entry(dir).or_insert(Listing { holder: None, kept: None });
+        let listing = shard.entry(dir).or_insert(Listing { holder: None, cached: None });
         if listing.holder.is_some() {
             return Grant::Ask;
         }
         let fh = next.fetch_add(1, Ordering::Relaxed);
         listing.holder = Some(fh);
-        let is_true = |kept: &Kept<M>| {
-            kept.is_good_for(self.limit)
-                && kept.files_opened == files_opened
-                && !changed(kept.since)
+        let is_true = |cached: &CachedListing<M>| {
+            cached.is_good_for(self.limit)
+                && cached.files_opened == files_opened
+                && !changed(cached.since)
         };
-        if listing.kept.as_ref().is_some_and(is_true) {
+        if listing.cached.as_ref().is_some_and(is_true) {
             return Grant::Keep(fh);
         }
         let at = Instant::now();
-        listing.kept = Some(Kept { by: fh, is_begun: false, since: now, at, files_opened });
+        listing.cached =
+            Some(CachedListing { by: fh, is_begun: false, since: now, at, files_opened });
         Grant::Fill(fh)
     }
 
@@ -161,8 +162,8 @@ impl<M: Copy> Listings<M> {
             return;
         };
         listing.holder = None;
-        match &mut listing.kept {
-            Some(kept) if kept.by == fh => kept.is_begun = true,
+        match &mut listing.cached {
+            Some(cached) if cached.by == fh => cached.is_begun = true,
             Some(_) => {}
             None => drop(shard.remove(&dir)),
         }

@@ -11,7 +11,7 @@ use fusewire::{Header, Lock, Operation, Reply, Request, opcode};
 use parking_lot::Mutex;
 
 use crate::answer::Answer;
-use crate::front::Shared;
+use crate::front::FrontState;
 use crate::replayed_requests;
 use crate::request_log::{self, Followed};
 use crate::serve::Serve;
@@ -22,7 +22,7 @@ pub fn is_lock(code: u32) -> bool {
 }
 
 /// Serves such a request on a thread that may wait.
-pub fn serve(shared: &Arc<Shared>, request: Request, reply: Reply, began: Instant) {
+pub fn serve(shared: &Arc<FrontState>, request: Request, reply: Reply, began: Instant) {
     let header = *request.header();
     let reply = Arc::new(Mutex::new(Some(reply)));
     let (here, kept) = (Arc::clone(shared), Arc::clone(&reply));
@@ -37,7 +37,7 @@ pub fn serve(shared: &Arc<Shared>, request: Request, reply: Reply, began: Instan
     }
 }
 
-fn carry_out(shared: &Arc<Shared>, request: &Request, reply: Reply, began: Instant) {
+fn carry_out(shared: &Arc<FrontState>, request: &Request, reply: Reply, began: Instant) {
     let (node, header) = (&shared.node, *request.header());
     let (ino, _) = forebay_node::of_node_id(header.node);
     let followed = Followed::of(request);
@@ -67,7 +67,7 @@ fn carry_out(shared: &Arc<Shared>, request: &Request, reply: Reply, began: Insta
 }
 
 fn wait(
-    shared: &Arc<Shared>,
+    shared: &Arc<FrontState>,
     request: &Request,
     wanted: LockRequest,
     reply: Reply,
@@ -105,7 +105,7 @@ fn wanted(fh: u64, owner: u64, lock: Lock, flock: bool) -> LockRequest {
     LockRequest { fh, owner, family, span, mode, pid }
 }
 
-fn find(shared: &Shared, ino: Ino, wanted: &LockRequest, asked: Lock) -> Result<Answer> {
+fn find(shared: &FrontState, ino: Ino, wanted: &LockRequest, asked: Lock) -> Result<Answer> {
     Ok(Answer::Lock(match shared.node.find_lock(ino, wanted)? {
         None => Lock { kind: libc::F_UNLCK, ..asked },
         Some(found) => Lock {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::fiber::{Fiber, Pause, Refusal};
-use crate::front::Shared;
+use crate::front::FrontState;
 use crate::recovery_journal::Noted;
 use crate::serve::{TimeLimits, timeout};
 
@@ -48,7 +48,7 @@ enum State {
 
 /// A request while it is carried out.
 pub struct Turn<'a> {
-    shared: &'a Shared,
+    shared: &'a FrontState,
     request: &'a Request,
     pause: Pause<'a, Wait>,
     state: Cell<State>,
@@ -57,7 +57,7 @@ pub struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     /// Begins one: what must not be done twice is noted from here on.
-    pub fn begin(shared: &'a Shared, request: &'a Request, pause: Pause<'a, Wait>) -> Self {
+    pub fn begin(shared: &'a FrontState, request: &'a Request, pause: Pause<'a, Wait>) -> Self {
         let noted = Cell::new(shared.note(request, &AtOnce));
         Turn { shared, request, pause, state: Cell::new(State::NotYet), noted }
     }

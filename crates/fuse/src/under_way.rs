@@ -1,8 +1,8 @@
 //! Requests that threads which read them work on at this moment: a device below that hangs where it
 //! never should must show, too.
 //!
-//! Each such thread writes to a place of its own and nobody waits for anybody: whoever looks takes
-//! a place as it is if it did not change meanwhile.
+//! Each such thread writes to a slot of its own and nobody waits for anybody: whoever looks takes
+//! a slot as it is if it did not change meanwhile.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -12,13 +12,13 @@ use fusewire::Header;
 
 use crate::deferred::Stuck;
 
-/// Threads that are told apart. Of more, some share a place, and one of them is not seen.
-const PLACES: usize = 512;
+/// Threads that are told apart. Of more, some share a slot, and one of them is not seen.
+const SLOTS: usize = 512;
 
 /// What one thread does, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Place {
+struct ThreadSlot {
     /// When it began, in nanoseconds since the table was made, and never 0. 0: it does nothing.
     since: AtomicU64,
     node: AtomicU64,
@@ -29,11 +29,11 @@ struct Place {
 /// The requests under way in the threads that read them.
 pub struct InReaders {
     made: Instant,
-    places: Box<[Place]>,
+    slots: Box<[ThreadSlot]>,
 }
 
 /// A request under way; ends when it is dropped.
-pub struct Entered<'a>(&'a Place);
+pub struct Entered<'a>(&'a ThreadSlot);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
@@ -56,41 +56,41 @@ fn own_number() -> usize {
 
 impl InReaders {
     pub fn new() -> Self {
-        let places = (0..PLACES).map(|_| Place::default()).collect();
-        Self { made: Instant::now(), places }
+        let slots = (0..SLOTS).map(|_| ThreadSlot::default()).collect();
+        Self { made: Instant::now(), slots }
     }
 
     /// Notes what the calling thread does from `began` on.
     pub fn enter(&self, header: &Header, began: Instant) -> Entered<'_> {
-        let place = &self.places[own_number() % PLACES];
+        let slot = &self.slots[own_number() % SLOTS];
         let since = began.saturating_duration_since(self.made).as_nanos();
-        place.since.store(0, Ordering::Release);
-        place.node.store(header.node, Ordering::Release);
-        place.opcode.store(header.opcode, Ordering::Release);
-        place.pid.store(header.pid, Ordering::Release);
-        place.since.store(u64::try_from(since).unwrap_or(u64::MAX).max(1), Ordering::Release);
-        Entered(place)
+        slot.since.store(0, Ordering::Release);
+        slot.node.store(header.node, Ordering::Release);
+        slot.opcode.store(header.opcode, Ordering::Release);
+        slot.pid.store(header.pid, Ordering::Release);
+        slot.since.store(u64::try_from(since).unwrap_or(u64::MAX).max(1), Ordering::Release);
+        Entered(slot)
     }
 
     /// What has been under way for at least `least`.
     pub fn longer_than(&self, least: Duration) -> impl Iterator<Item = Stuck> {
         let now = self.made.elapsed();
-        self.places.iter().filter_map(move |place| {
-            let since = place.since.load(Ordering::Acquire);
+        self.slots.iter().filter_map(move |slot| {
+            let since = slot.since.load(Ordering::Acquire);
             let waiting = now.saturating_sub(Duration::from_nanos(since));
             if since == 0 || waiting < least {
                 return None;
             }
             let stuck = Stuck {
-                opcode: place.opcode.load(Ordering::Acquire),
-                ino: place.node.load(Ordering::Acquire),
-                pid: place.pid.load(Ordering::Acquire),
+                opcode: slot.opcode.load(Ordering::Acquire),
+                ino: slot.node.load(Ordering::Acquire),
+                pid: slot.pid.load(Ordering::Acquire),
                 waiting,
                 given_up: false,
                 holds_reader: true,
             };
             // Else it is another request's by now, or half of one's.
-            (place.since.load(Ordering::Acquire) == since).then_some(stuck)
+            (slot.since.load(Ordering::Acquire) == since).then_some(stuck)
         })
     }
 }

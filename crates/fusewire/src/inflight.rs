@@ -20,7 +20,7 @@ const EARLY_AGE: Duration = Duration::from_secs(10);
 /// One entry per request in flight, so its size is bounded by what the kernel has in flight.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    shards: [Mutex<HashMap<u64, Entry>>; SHARDS],
+    shards: [Mutex<HashMap<u64, InFlightRequest>>; SHARDS],
     /// Locked below a shard.
     early: Mutex<VecDeque<Early>>,
     /// Whether there is an early target. Changed with `early` locked, set with the target's shard too.
@@ -34,7 +34,8 @@ struct Early {
     since: Instant,
 }
 
-struct Entry {
+/// A request that was read and not answered yet.
+struct InFlightRequest {
     /// The number by which the handler knows the request: with the mark of one that comes again, which
     /// an INTERRUPT of it has or has not.
     given: u64,
@@ -61,7 +62,7 @@ fn first(unique: u64) -> u64 {
 }
 
 impl InFlight {
-    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, Entry>> {
+    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, InFlightRequest>> {
         // The kernel counts uniques up by 2.
         &self.shards[(first(unique) >> 1) as usize % SHARDS]
     }
@@ -70,7 +71,7 @@ impl InFlight {
     pub fn register(&self, given: u64) {
         let mut shard = self.shard(given).lock();
         let interrupted = self.has_early.load(Ordering::Acquire) && self.take_early(first(given));
-        shard.insert(first(given), Entry { given, interrupted });
+        shard.insert(first(given), InFlightRequest { given, interrupted });
     }
 
     /// Whether an interrupt of this request came before it.
@@ -91,9 +92,9 @@ impl InFlight {
 
     pub fn interrupt(&self, unique: u64) -> Interrupted {
         let mut shard = self.shard(unique).lock();
-        if let Some(entry) = shard.get_mut(&first(unique)) {
-            entry.interrupted = true;
-            return Interrupted::Marked(entry.given);
+        if let Some(request) = shard.get_mut(&first(unique)) {
+            request.interrupted = true;
+            return Interrupted::Marked(request.given);
         }
         let mut early = self.early.lock();
         if let Some(known) = early.iter_mut().find(|early| early.target == first(unique)) {
@@ -112,7 +113,7 @@ impl InFlight {
     }
 
     pub fn is_interrupted(&self, unique: u64) -> bool {
-        self.shard(unique).lock().get(&first(unique)).is_some_and(|entry| entry.interrupted)
+        self.shard(unique).lock().get(&first(unique)).is_some_and(|request| request.interrupted)
     }
 
     pub fn len(&self) -> usize {

@@ -12,7 +12,7 @@ use crate::mpi::{Handle, Mpi};
 
 /// What one process has in the memory that all of a node share. On a cache line of its own.
 #[repr(C, align(64))]
-struct Place {
+struct ProcessBell {
     /// Messages sent to it by processes of the node.
     announced: AtomicU32,
     /// At which its thread sleeps.
@@ -21,14 +21,14 @@ struct Place {
 
 /// The bells of a node.
 pub struct Bell {
-    places: *const Place,
+    bells: *const ProcessBell,
     bytes: usize,
     /// By rank in the world.
     index: HashMap<i32, usize>,
     me: usize,
 }
 
-// SAFETY: the places are shared memory of atomics, and the rest does not change.
+// SAFETY: the bells are shared memory of atomics, and the rest does not change.
 unsafe impl Send for Bell {}
 // SAFETY: as above.
 unsafe impl Sync for Bell {}
@@ -39,7 +39,7 @@ impl Bell {
     /// Makes the bells of a node, `members` by their ranks in the world. Collective over the node;
     /// `None` for all of it if one of them can't.
     pub fn make(mpi: &Mpi, node: Handle, members: &[i32], me: usize) -> Option<Self> {
-        let bytes = members.len() * size_of::<Place>();
+        let bytes = members.len() * size_of::<ProcessBell>();
         let mut name = [0u8; NAME];
         let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanos = time.map_or(0, |time| time.as_nanos());
@@ -48,13 +48,13 @@ impl Bell {
         let made = if me == 0 { map(&name, bytes, true) } else { None };
         let name = mpi.share(node, name).ok()?;
         // The first has made it before the others can know its name.
-        let places = if me == 0 { made } else { map(&name, bytes, false) };
-        let failed = mpi.largest(node, [i64::from(places.is_none())]);
-        if me == 0 && places.is_some() {
+        let bells = if me == 0 { made } else { map(&name, bytes, false) };
+        let failed = mpi.largest(node, [i64::from(bells.is_none())]);
+        if me == 0 && bells.is_some() {
             let _ = std::fs::remove_file(&text);
         }
-        let bell = places.map(|places| Self {
-            places,
+        let bell = bells.map(|bells| Self {
+            bells,
             bytes,
             index: members.iter().enumerate().map(|(at, rank)| (*rank, at)).collect(),
             me,
@@ -72,52 +72,52 @@ impl Bell {
         self.index.len()
     }
 
-    fn place(&self, at: usize) -> &Place {
-        // SAFETY: `at` is below the number of places that were mapped, which is that of members.
-        unsafe { &*self.places.add(at) }
+    fn bell(&self, at: usize) -> &ProcessBell {
+        // SAFETY: `at` is below the number of bells that were mapped, which is that of members.
+        unsafe { &*self.bells.add(at) }
     }
 
     /// Says that a message was sent.
     pub fn announce(&self, rank: i32) {
         if let Some(at) = self.index.get(&rank) {
-            self.place(*at).announced.fetch_add(1, Ordering::SeqCst);
-            self.place(*at).door.ring();
+            self.bell(*at).announced.fetch_add(1, Ordering::SeqCst);
+            self.bell(*at).door.ring();
         }
     }
 
     /// Wakes a process for something that is no message.
     pub fn ring(&self, rank: i32) {
         if let Some(at) = self.index.get(&rank) {
-            self.place(*at).door.ring();
+            self.bell(*at).door.ring();
         }
     }
 
     /// Wakes this process's own thread.
     pub fn wake(&self) {
-        self.place(self.me).door.ring();
+        self.bell(self.me).door.ring();
     }
 
     /// Messages that were announced to this process.
     pub fn announced(&self) -> u32 {
-        self.place(self.me).announced.load(Ordering::SeqCst)
+        self.bell(self.me).announced.load(Ordering::SeqCst)
     }
 
     /// Sleeps until there is something to do, unless `awake` says that there is already. Only one
     /// thread of a process does so.
     pub fn sleep(&self, most: Duration, awake: impl Fn() -> bool) {
-        self.place(self.me).door.sleep(most, awake);
+        self.bell(self.me).door.sleep(most, awake);
     }
 }
 
 impl Drop for Bell {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference to a place any more.
-        unsafe { libc::munmap(self.places.cast_mut().cast(), self.bytes) };
+        // SAFETY: nobody has a reference to a bell any more.
+        unsafe { libc::munmap(self.bells.cast_mut().cast(), self.bytes) };
     }
 }
 
 /// Maps the file of this name, zeros to begin with.
-fn map(name: &[u8], bytes: usize, make: bool) -> Option<*const Place> {
+fn map(name: &[u8], bytes: usize, make: bool) -> Option<*const ProcessBell> {
     let end = name.iter().position(|byte| *byte == 0)?;
     let name = CString::new(&name[..end]).ok()?;
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use forebay_coop::message::{CallId, File, Io, Outcome, Piece, Place, Rank, Request};
+use forebay_coop::message::{ByteLocation, CallId, File, Io, Outcome, Piece, Rank, Request};
 use forebay_coop::{Action, Counts, Event, Message, Options, Process};
 
 use crate::Error;
@@ -399,9 +399,9 @@ impl Group {
         match action {
             Action::Send { to, message, bytes: pieces } => self.send(state, to, message, &pieces),
             Action::Copy { from, to, len } => {
-                if let Place::Slot { slot, at } = to {
+                if let ByteLocation::Slot { slot, at } = to {
                     match from {
-                        Place::Message { .. } | Place::Other { .. } if !stores => {
+                        ByteLocation::Message { .. } | ByteLocation::Other { .. } if !stores => {
                             state.soil.clear(slot.0);
                         }
                         _ => state.soil.add(slot.0, at..at + len as u32),
@@ -423,7 +423,7 @@ impl Group {
             }
             Action::Read { io, offset, pieces, .. } => {
                 for piece in &pieces {
-                    if let Place::Slot { slot, .. } = piece.place {
+                    if let ByteLocation::Slot { slot, .. } = piece.location {
                         state.soil.clear(slot.0);
                     }
                 }
@@ -463,7 +463,7 @@ impl Group {
         let mut envelope = Post::head(self.id, &Envelope::Machine { message });
         envelope.reserve(pieces.iter().map(|piece| piece.len as usize).sum());
         for piece in pieces {
-            if let Some(at) = state.at(piece.place, piece.len, &[]) {
+            if let Some(at) = state.at(piece.location, piece.len, &[]) {
                 // SAFETY: so many bytes, see `at`.
                 let bytes = unsafe { std::slice::from_raw_parts(at, piece.len as usize) };
                 envelope.extend_from_slice(bytes);
@@ -475,14 +475,14 @@ impl Group {
 
 impl State {
     /// Where so many bytes lie, if they do.
-    fn at(&self, place: Place, len: u64, message: &[u8]) -> Option<*mut u8> {
+    fn at(&self, location: ByteLocation, len: u64, message: &[u8]) -> Option<*mut u8> {
         let within = |at: u64, all: u64| at.checked_add(len).is_some_and(|end| end <= all);
-        match place {
-            Place::Slot { slot, at } => self.pool.at(slot.0, at, len),
-            Place::Other { rank, slot, at } => self.pool.of_other(rank.0, slot.0, at, len),
-            Place::Message { at } => within(at, message.len() as u64)
+        match location {
+            ByteLocation::Slot { slot, at } => self.pool.at(slot.0, at, len),
+            ByteLocation::Other { rank, slot, at } => self.pool.of_other(rank.0, slot.0, at, len),
+            ByteLocation::Message { at } => within(at, message.len() as u64)
                 .then(|| message.as_ptr().wrapping_add(at as usize).cast_mut()),
-            Place::Call { call, at } => {
+            ByteLocation::Call { call, at } => {
                 let (start, all) = match (self.own.get(&call.0), self.calls.get(&call.0)) {
                     (Some(own), _) => (own.as_ptr().cast_mut(), own.len() as u64),
                     (None, Some(running)) => (running.buffer.at, running.buffer.len),
@@ -496,7 +496,7 @@ impl State {
     fn strips(&self, offset: u64, pieces: &[Piece]) -> Vec<Strip> {
         let mut offset = offset;
         let strip = |piece: &Piece| {
-            let at = self.at(piece.place, piece.len, &[])?;
+            let at = self.at(piece.location, piece.len, &[])?;
             offset += piece.len;
             Some(Strip { offset: offset - piece.len, at, len: piece.len })
         };
@@ -508,7 +508,7 @@ impl State {
         let mut exact = Vec::new();
         let mut taken = Vec::new();
         for (strip, piece) in strips.into_iter().zip(pieces) {
-            let Place::Slot { slot, at } = piece.place else {
+            let ByteLocation::Slot { slot, at } = piece.location else {
                 exact.push(strip);
                 continue;
             };

@@ -42,9 +42,9 @@ mod writeback;
 
 pub use clock::wall_time;
 pub use cluster::{
-    ClusterReport, ClusterTerms, InTheWay, Kept, KernelGrant, LeaseBasis, LockDone, LockRequest,
-    NewTerms, NodeReport, Renaming, SafetyReport, Shown, TaskHost, Waited, cluster_terms,
-    look_at_cluster, set_cluster_terms,
+    ClusterReport, ClusterTerms, FileTotals, InTheWay, KernelGrant, LeaseBasis, LockDone,
+    LockRequest, NewTerms, NodeReport, Renaming, SafetyReport, Shown, TaskHost, Waited,
+    cluster_terms, look_at_cluster, set_cluster_terms,
 };
 pub use config::{
     ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,

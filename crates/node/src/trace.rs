@@ -124,12 +124,13 @@ const MAX_LOG: u64 = 1 << 30;
 /// The steward's event log, written by a thread that nobody waits for.
 pub struct EventLog {
     path: PathBuf,
-    waiting: Mutex<Waiting>,
+    buffer: Mutex<LogBuffer>,
     file: Mutex<File>,
 }
 
+/// Steps that are not in the file yet.
 #[derive(Default)]
-struct Waiting {
+struct LogBuffer {
     text: String,
     written: u64,
     /// The log is as long as it may be, or can't be written: it ends with a whole step.
@@ -145,21 +146,21 @@ impl EventLog {
         let file = File::create(path).map_err(|error| {
             NodeError::Config(format!("--event-log {}: {error}", path.display()))
         })?;
-        let mut waiting = Waiting::default();
-        log::write_head(config, &mut waiting.text);
-        Ok(Self { path: path.to_owned(), waiting: Mutex::new(waiting), file: Mutex::new(file) })
+        let mut buffer = LogBuffer::default();
+        log::write_head(config, &mut buffer.text);
+        Ok(Self { path: path.to_owned(), buffer: Mutex::new(buffer), file: Mutex::new(file) })
     }
 
     /// One step of the steward.
     pub(crate) fn record(&self, now: Tick, event: &Event, actions: &[Action]) {
-        let mut waiting = self.waiting.lock();
-        if waiting.ended {
+        let mut buffer = self.buffer.lock();
+        if buffer.ended {
             return;
         }
-        log::write_step(now, event, actions, &mut waiting.text);
-        let total = waiting.written + waiting.text.len() as u64;
-        if waiting.text.len() > LOG_WAITING || total > MAX_LOG {
-            waiting.ended = true;
+        log::write_step(now, event, actions, &mut buffer.text);
+        let total = buffer.written + buffer.text.len() as u64;
+        if buffer.text.len() > LOG_WAITING || total > MAX_LOG {
+            buffer.ended = true;
             tracing::warn!(log = %self.path.display(), "the event log is full and ends here");
         }
     }
@@ -168,13 +169,13 @@ impl EventLog {
     pub(crate) fn write_out(&self) {
         let mut file = self.file.lock();
         let text = {
-            let mut waiting = self.waiting.lock();
-            waiting.written += waiting.text.len() as u64;
-            std::mem::take(&mut waiting.text)
+            let mut buffer = self.buffer.lock();
+            buffer.written += buffer.text.len() as u64;
+            std::mem::take(&mut buffer.text)
         };
         if let Err(error) = file.write_all(text.as_bytes()) {
             tracing::warn!(log = %self.path.display(), %error, "the event log ends here");
-            self.waiting.lock().ended = true;
+            self.buffer.lock().ended = true;
         }
     }
 }

@@ -55,13 +55,13 @@ impl ClientConfig {
 
 /// One other node.
 pub struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<LinkContext>,
     small: Lane,
     large: Lane,
 }
 
 /// What the connections of a client have in common.
-struct Shared {
+struct LinkContext {
     transport: Arc<dyn Transport>,
     address: Address,
     config: ClientConfig,
@@ -114,7 +114,7 @@ impl Client {
     pub fn new(transport: Arc<dyn Transport>, address: Address, config: ClientConfig) -> Client {
         let keep = config.limits.bytes as usize;
         let (buffers, told) = (BufferPool::new(keep), Mutex::default());
-        let shared = Shared { transport, address, config, buffers, told };
+        let shared = LinkContext { transport, address, config, buffers, told };
         Client { shared: Arc::new(shared), small: Lane::default(), large: Lane::default() }
     }
 
@@ -247,7 +247,7 @@ impl Started {
 
 impl Lane {
     /// The connection, made now if there is none.
-    fn get(&self, shared: &Arc<Shared>, deadline: Instant) -> Result<Arc<Link>> {
+    fn get(&self, shared: &Arc<LinkContext>, deadline: Instant) -> Result<Arc<Link>> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
@@ -317,7 +317,7 @@ impl LaneState {
     }
 }
 
-impl Shared {
+impl LinkContext {
     fn connect(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Link>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

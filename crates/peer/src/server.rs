@@ -64,7 +64,7 @@ impl Identity {
 
 /// Answers other nodes, on any number of addresses. Dropping it closes it at once.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<PeerServerState>,
     jobs: Option<Lanes>,
     workers: Vec<JoinHandle<()>>,
     doors: Vec<Door>,
@@ -76,7 +76,7 @@ struct Door {
 }
 
 /// What all threads of a server use.
-struct Shared {
+struct PeerServerState {
     service: Arc<dyn Service>,
     me: Identity,
     limits: Limits,
@@ -85,11 +85,11 @@ struct Shared {
     closing: AtomicBool,
     strangers: AtomicUsize,
     next_connection: AtomicU64,
-    connections: Mutex<HashMap<u64, Entry>>,
+    connections: Mutex<HashMap<u64, ServedConnection>>,
 }
 
 /// A connection, and the thread that reads it.
-struct Entry {
+struct ServedConnection {
     connection: Option<Arc<Connection>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -116,7 +116,7 @@ impl Server {
         for _ in 0..limits.slow_threads.max(1) {
             workers.push(pool::worker("peer-slow", slow_jobs.clone(), service.clone())?);
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PeerServerState {
             service,
             me,
             memory: Budget::new(limits.memory),
@@ -157,7 +157,7 @@ impl Server {
         for door in &self.doors {
             door.listener.close();
         }
-        let live = |shared: &Shared| -> Vec<Arc<Connection>> {
+        let live = |shared: &PeerServerState| -> Vec<Arc<Connection>> {
             shared.connections.lock().values().filter_map(|one| one.connection.clone()).collect()
         };
         while Instant::now() < end && live(&self.shared).iter().any(|one| !one.is_quiet()) {
@@ -198,7 +198,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
-impl Shared {
+impl PeerServerState {
     /// Lets nodes in until the server is closed.
     fn accept(self: &Arc<Self>, door: &dyn Listener, lanes: &Lanes) {
         loop {
@@ -248,7 +248,7 @@ impl Shared {
         });
         match thread {
             Ok(thread) => {
-                connections.insert(id, Entry { connection: None, thread: Some(thread) });
+                connections.insert(id, ServedConnection { connection: None, thread: Some(thread) });
             }
             Err(error) => {
                 self.strangers.fetch_sub(1, Ordering::AcqRel);

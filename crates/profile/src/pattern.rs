@@ -11,7 +11,7 @@ pub struct Row {
 
 /// Accesses to a row at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct RowAccesses {
     /// When.
     pub at: u64,
     /// Where.
@@ -22,7 +22,7 @@ pub struct Entry {
     pub writes: u32,
 }
 
-impl Entry {
+impl RowAccesses {
     /// Reads and writes.
     #[must_use]
     pub fn events(&self) -> u64 {
@@ -33,14 +33,14 @@ impl Entry {
 /// A window of events. It has at most as many entries as events.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pattern {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<RowAccesses>,
     pub(crate) events: u64,
 }
 
 impl Pattern {
     /// Its entries, in the order in which they came.
     #[must_use]
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[RowAccesses] {
         &self.entries
     }
 
@@ -57,7 +57,7 @@ impl Pattern {
         times.clone().min().zip(times.max())
     }
 
-    pub(crate) fn add(&mut self, entry: Entry) {
+    pub(crate) fn add(&mut self, entry: RowAccesses) {
         self.events += entry.events();
         match self.entries.last_mut().filter(|last| (last.at, last.row) == (entry.at, entry.row)) {
             Some(last) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::access::{Access, Kind};
 use crate::diagram::Grid;
-use crate::pattern::{Entry, Pattern, Row};
+use crate::pattern::{Pattern, Row, RowAccesses};
 
 /// What is recorded, and how it is compared. The defaults are the paper's.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,7 +48,7 @@ impl Config {
     pub fn most_tasks(&self) -> usize {
         let windows = self.patterns.saturating_add(1);
         let each =
-            (self.window as usize).saturating_mul(windows).saturating_mul(size_of::<Entry>());
+            (self.window as usize).saturating_mul(windows).saturating_mul(size_of::<RowAccesses>());
         self.memory_bytes / each.saturating_add(1024)
     }
 }
@@ -184,7 +184,7 @@ impl Profiler {
                 Kind::Read => (count, 0),
                 Kind::Write => (0, count),
             };
-            known.open.add(Entry { at: access.at, row, reads, writes });
+            known.open.add(RowAccesses { at: access.at, row, reads, writes });
             if known.open.events >= u64::from(window) {
                 known.kept.truncate(patterns - 1);
                 known.kept.push_front(std::mem::take(&mut known.open));

@@ -51,8 +51,9 @@ struct Known {
     holders: BTreeSet<usize>,
 }
 
+/// A job that has not ended.
 #[derive(Debug, Clone, PartialEq)]
-struct Entry {
+struct QueuedJob {
     task: Task,
     /// Where it runs, and until when as far as one knows.
     runs: Option<(usize, f64)>,
@@ -75,7 +76,7 @@ pub struct Queue {
     nodes: Vec<Node>,
     store_total: f64,
     files: BTreeMap<u64, Known>,
-    jobs: BTreeMap<u64, Entry>,
+    jobs: BTreeMap<u64, QueuedJob>,
     /// Waiting jobs of each node, in the order in which they begin.
     lines: Vec<VecDeque<u64>>,
     /// Slots and memory in use on each node.
@@ -116,7 +117,7 @@ impl Queue {
 
     /// Forgets a file that no job in the queue reads any more.
     pub fn forget(&mut self, file: u64) {
-        let read = self.jobs.values().any(|entry| entry.task.reads.contains(&file));
+        let read = self.jobs.values().any(|queued| queued.task.reads.contains(&file));
         if !read {
             self.files.remove(&file);
         }
@@ -131,7 +132,7 @@ impl Queue {
     /// Where a job runs.
     #[must_use]
     pub fn running_on(&self, job: u64) -> Option<usize> {
-        self.jobs.get(&job).and_then(|entry| entry.runs).map(|(node, _)| node)
+        self.jobs.get(&job).and_then(|queued| queued.runs).map(|(node, _)| node)
     }
 
     /// Where the waiting jobs are going to run, by job.
@@ -168,7 +169,7 @@ impl Queue {
         self.sketch = Some(sketch);
         self.lines[node].push_back(job);
         self.writers.extend(task.writes.iter().map(|file| (*file, job)));
-        self.jobs.insert(job, Entry { task, runs: None });
+        self.jobs.insert(job, QueuedJob { task, runs: None });
         Ok(node)
     }
 
@@ -221,10 +222,10 @@ impl Queue {
     /// A job of 0 seconds is one of which nobody knows how long it computes. Where jobs wait for each
     /// other, they stay in the order of their ranks.
     pub fn order_for_fetching(&mut self) {
-        let waits = |entry: &Entry| {
+        let waits = |queued: &QueuedJob| {
             let written = |file: &u64| self.writers.contains_key(file);
-            entry.task.after.iter().any(|job| self.jobs.contains_key(job))
-                || entry.task.reads.iter().any(written)
+            queued.task.after.iter().any(|job| self.jobs.contains_key(job))
+                || queued.task.reads.iter().any(written)
         };
         if self.jobs.values().any(waits) {
             return;
@@ -333,9 +334,9 @@ impl Queue {
     }
 
     fn begin(&mut self, now: f64, job: u64, node: usize) {
-        let Some(entry) = self.jobs.get_mut(&job) else { return };
-        let mut lasts = entry.task.compute_s;
-        for file in &entry.task.reads {
+        let Some(queued) = self.jobs.get_mut(&job) else { return };
+        let mut lasts = queued.task.compute_s;
+        for file in &queued.task.reads {
             let Some(known) = self.files.get_mut(file) else { continue };
             let rate = if known.holders.is_empty() {
                 self.nodes[node].store
@@ -347,21 +348,21 @@ impl Queue {
                 lasts += known.size as f64 / rate;
             }
         }
-        entry.runs = Some((node, now + lasts));
+        queued.runs = Some((node, now + lasts));
     }
 
     /// A job has ended. What it wrote is on its node: tell of it by [`Queue::file`], if it is
     /// larger than was said before.
     pub fn finish(&mut self, job: u64) {
-        let Some(entry) = self.jobs.remove(&job) else { return };
-        self.brought(job, &entry);
-        for file in &entry.task.writes {
+        let Some(queued) = self.jobs.remove(&job) else { return };
+        self.brought(job, &queued);
+        for file in &queued.task.writes {
             self.writers.remove(file);
         }
-        match entry.runs {
+        match queued.runs {
             Some((node, _)) => {
-                self.give_back(node, &entry.task);
-                for file in &entry.task.writes {
+                self.give_back(node, &queued.task);
+                for file in &queued.task.writes {
                     if let Some(known) = self.files.get_mut(file) {
                         known.holders = BTreeSet::from([node]);
                     }
@@ -375,10 +376,10 @@ impl Queue {
 
     /// A running job waits again, first in its node's line: its node was lost, say.
     pub fn requeue(&mut self, job: u64) {
-        let Some(entry) = self.jobs.get_mut(&job) else { return };
-        let before = entry.clone();
-        let Some((node, _)) = entry.runs.take() else { return };
-        let task = entry.task.clone();
+        let Some(queued) = self.jobs.get_mut(&job) else { return };
+        let before = queued.clone();
+        let Some((node, _)) = queued.runs.take() else { return };
+        let task = queued.task.clone();
         self.brought(job, &before);
         self.give_back(node, &task);
         self.lines[node].push_front(job);
@@ -386,9 +387,9 @@ impl Queue {
     }
 
     /// What a job brought is there.
-    fn brought(&mut self, job: u64, entry: &Entry) {
-        let Some((node, _)) = entry.runs else { return };
-        for file in &entry.task.reads {
+    fn brought(&mut self, job: u64, queued: &QueuedJob) {
+        let Some((node, _)) = queued.runs else { return };
+        for file in &queued.task.reads {
             if self.bringing.get(&(node, *file)) == Some(&job) {
                 self.bringing.remove(&(node, *file));
             }
@@ -406,13 +407,13 @@ impl Queue {
         let named = |(at, name): (usize, &u64)| (*name, at);
         let files: BTreeMap<u64, usize> = self.files.keys().enumerate().map(named).collect();
         let jobs: BTreeMap<u64, usize> = self.jobs.keys().enumerate().map(named).collect();
-        let runs = |(at, entry): (usize, &Entry)| {
-            entry.runs.map(|(node, end)| Running { job: at, node, ends_s: (end - now).max(0.0) })
+        let runs = |(at, queued): (usize, &QueuedJob)| {
+            queued.runs.map(|(node, end)| Running { job: at, node, ends_s: (end - now).max(0.0) })
         };
         let problem = Problem::new(Instance {
             nodes: self.nodes.clone(),
             files: self.files.values().map(Known::to_file).collect(),
-            jobs: self.jobs.values().map(|entry| to_job(&entry.task, &files, &jobs)).collect(),
+            jobs: self.jobs.values().map(|queued| to_job(&queued.task, &files, &jobs)).collect(),
             running: self.jobs.values().enumerate().filter_map(runs).collect(),
             store_total: self.store_total,
         })?;

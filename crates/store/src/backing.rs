@@ -36,7 +36,7 @@ impl AsFd for Dir {
 
 /// One entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct BackingEntry {
     /// Name.
     pub name: OsString,
     /// Type, where the file system tells it with the name.
@@ -170,7 +170,7 @@ pub trait BackingFile: Bytes {
 /// (kept on drop: it may hold the only copy of its bytes).
 pub struct Temporary {
     pub(crate) file: Arc<dyn BackingFile>,
-    pub(crate) place: crate::private::Place,
+    pub(crate) place: crate::private::TempPath,
     /// Synced, and not changed since.
     pub(crate) sealed: bool,
 }
@@ -219,13 +219,17 @@ pub trait BackingStore: Send + Sync {
 
     /// Lists names in batches (without `.`, `..` and the reserved names of temporaries; [`PRIVATE`]
     /// is the caller's to hide). Bounded memory whatever the size of the directory.
-    fn list(&self, dir: &Dir, batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>) -> Result<()>;
+    fn list(
+        &self,
+        dir: &Dir,
+        batch: &mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>,
+    ) -> Result<()>;
 
     /// As [`Self::list`], with attributes.
     fn list_plus(
         &self,
         dir: &Dir,
-        batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>,
+        batch: &mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>,
     ) -> Result<()>;
 
     /// Attributes of an entry, or of the directory (empty name).

@@ -9,7 +9,7 @@ use crate::backing::{BackingStore, Commit, Dir, Expect, SetAttributes, Temporary
 use crate::copy::{Cancel, Limits, Priority, copy_range};
 use crate::dir_backing::{DirBacking, rename_no_replace};
 use crate::failpoints::{answer_at, fail_at};
-use crate::private::{Place, swap_name};
+use crate::private::{TempPath, swap_name};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError};
 
 /// How one attempt to publish ended.
@@ -254,13 +254,13 @@ impl DirBacking {
         Err(self.swap_lost(&temporary.place, dir, name, Errno::AGAIN))
     }
 
-    fn stat_errno(&self, place: &Place) -> rustix::io::Result<Attributes> {
+    fn stat_errno(&self, place: &TempPath) -> rustix::io::Result<Attributes> {
         fs::statat(&place.dir, &place.name, AtFlags::SYMLINK_NOFOLLOW).map(Attributes::from)
     }
 
     /// Gives up with a foreign file in hand: it stays where the next clean-up finds it and moves it to
     /// limbo, unless it is a version of ours after all.
-    fn swap_lost(&self, place: &Place, dir: &Dir, name: &OsStr, e: Errno) -> StoreError {
+    fn swap_lost(&self, place: &TempPath, dir: &Dir, name: &OsStr, e: Errno) -> StoreError {
         self.leave_swapped(place, &place.name);
         self.err("put back a file that was changed while it was being replaced:", dir, name, e)
     }

@@ -17,8 +17,8 @@ use rustix::io::Errno;
 
 use crate::attributes::Births;
 use crate::backing::{
-    Access, BackingFile, BackingStore, Cleaned, Commit, Dir, Entry, Expect, FileSystemUsage, Node,
-    RenameMode, SetAttributes, TEMPORARY_PREFIX, Temporary, XattrMode,
+    Access, BackingEntry, BackingFile, BackingStore, Cleaned, Commit, Dir, Expect, FileSystemUsage,
+    Node, RenameMode, SetAttributes, TEMPORARY_PREFIX, Temporary, XattrMode,
 };
 use crate::failpoints::fail_at;
 use crate::group::{Group, Synced};
@@ -121,7 +121,7 @@ impl DirBacking {
         &self,
         dir: &Dir,
         plus: bool,
-        batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>,
+        batch: &mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>,
     ) -> Result<()> {
         let err = |e: Errno| self.err("list", dir, OsStr::new(""), e);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -141,7 +141,7 @@ impl DirBacking {
             }
             let attributes = if plus { self.stat_if(dir, name)? } else { None };
             let kind = attributes.map(|found| found.kind).or_else(|| kind_of(found.file_type()));
-            entries.push(Entry { name: name.to_owned(), kind, attributes });
+            entries.push(BackingEntry { name: name.to_owned(), kind, attributes });
             if entries.len() == BATCH {
                 if batch(&entries).is_break() {
                     return Ok(());
@@ -354,14 +354,18 @@ impl BackingStore for DirBacking {
             .map_err(|e| self.err("open directory", parent, name, e))
     }
 
-    fn list(&self, dir: &Dir, batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>) -> Result<()> {
+    fn list(
+        &self,
+        dir: &Dir,
+        batch: &mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>,
+    ) -> Result<()> {
         self.list_entries(dir, false, batch)
     }
 
     fn list_plus(
         &self,
         dir: &Dir,
-        batch: &mut dyn FnMut(&[Entry]) -> ControlFlow<()>,
+        batch: &mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>,
     ) -> Result<()> {
         self.list_entries(dir, true, batch)
     }

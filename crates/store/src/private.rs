@@ -74,7 +74,7 @@ impl Area {
 pub(crate) struct Areas([Option<Dir>; 6]);
 
 /// Where a temporary stands.
-pub(crate) struct Place {
+pub(crate) struct TempPath {
     pub(crate) dir: Dir,
     pub(crate) name: OsString,
     pub(crate) ino: u64,
@@ -95,7 +95,7 @@ struct Stands {
     beside: bool,
 }
 
-impl Drop for Place {
+impl Drop for TempPath {
     fn drop(&mut self) {
         if self.spill {
             return;
@@ -142,7 +142,12 @@ impl Strays {
 }
 
 /// The name of a file that is about to be swapped.
-pub(crate) fn swap_name(place: &Place, owner: &str, own: u64, replaces: &Fingerprint) -> OsString {
+pub(crate) fn swap_name(
+    place: &TempPath,
+    owner: &str,
+    own: u64,
+    replaces: &Fingerprint,
+) -> OsString {
     let kind = if place.spill { 'y' } else { 'x' };
     let Fingerprint { ino, size, mtime, .. } = replaces;
     let seconds = mtime.sec as u64;
@@ -254,11 +259,11 @@ impl DirBacking {
         Ok(Temporary { file, place, sealed: false })
     }
 
-    fn place(&self, dir: &Dir, name: OsString, ino: u64, stands: Stands) -> Place {
+    fn place(&self, dir: &Dir, name: OsString, ino: u64, stands: Stands) -> TempPath {
         let (dir, strays) = (dir.clone(), self.strays.clone());
         let Stands { spill, beside } = stands;
         let unsettled = Mutex::default();
-        Place { dir, name, ino, spill, published: false, beside, unsettled, strays }
+        TempPath { dir, name, ino, spill, published: false, beside, unsettled, strays }
     }
 
     /// Removes what could not be removed before.
@@ -335,7 +340,7 @@ impl DirBacking {
 
     /// An exchange of this file is not settled, and something may stand at `name`: whoever wants its
     /// spill file next has to look; of a temporary it is looked at later.
-    pub(crate) fn leave_swapped(&self, place: &Place, name: &OsStr) {
+    pub(crate) fn leave_swapped(&self, place: &TempPath, name: &OsStr) {
         if place.spill {
             self.swapped.lock().insert(place.ino);
         } else {

@@ -69,7 +69,7 @@ fn mix(mut x: u64) -> u64 {
 
 /// Something in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Entry {
+pub(crate) struct LibraryEntry {
     /// Its name.
     pub name: OsString,
     /// Bytes of a file; none of a directory.
@@ -135,7 +135,7 @@ impl Library {
     ///
     /// # Errors
     /// As [`Library::file`].
-    pub(crate) fn list(&self, relative: &Path, most: usize) -> io::Result<Vec<Entry>> {
+    pub(crate) fn list(&self, relative: &Path, most: usize) -> io::Result<Vec<LibraryEntry>> {
         let plain = relative.components().all(|part| matches!(part, Component::Normal(_)));
         let at = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
         if !plain {
@@ -172,7 +172,7 @@ impl Library {
                 },
                 _ => continue,
             };
-            entries.push(Entry { name, bytes });
+            entries.push(LibraryEntry { name, bytes });
             if entries.len() >= most {
                 break;
             }

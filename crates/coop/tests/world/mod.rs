@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use forebay_coop::message::{
-    Access, CallId, Extent, File, Grant, Io, Mode, Outcome, Page, Piece, Place, Rank, Request, Slot,
+    Access, ByteLocation, CallId, Extent, File, Grant, Io, Mode, Outcome, Page, Piece, Rank,
+    Request, Slot,
 };
 use forebay_coop::{Action, Event, Message, Options, Process};
 
@@ -345,7 +346,7 @@ impl World {
                     let len = piece.len as usize;
                     let byte = |at: usize| self.file.get(at).copied().unwrap_or(0);
                     let bytes: Vec<u8> = (at..at + len).map(byte).collect();
-                    self.place(rank, piece.place, len)?.copy_from_slice(&bytes);
+                    self.slice_at(rank, piece.location, len)?.copy_from_slice(&bytes);
                     at += len;
                 }
             }
@@ -420,22 +421,22 @@ impl World {
             Action::Send { to, message, bytes: pieces } => {
                 let mut body = Vec::new();
                 for piece in pieces {
-                    body.extend(self.bytes(rank, piece.place, piece.len as usize, bytes)?);
+                    body.extend(self.bytes(rank, piece.location, piece.len as usize, bytes)?);
                 }
                 self.post(rank, to.0 as usize, message, body)?;
             }
             Action::Copy { from, to, len } => {
-                let from_message = matches!(from, Place::Message { .. });
-                let into_pool = matches!(to, Place::Slot { .. });
+                let from_message = matches!(from, ByteLocation::Message { .. });
+                let into_pool = matches!(to, ByteLocation::Slot { .. });
                 if self.mutation == Mutation::PutLost && from_message && into_pool {
                     return Ok(());
                 }
                 let source = self.bytes(rank, from, len as usize, bytes)?;
-                self.place(rank, to, len as usize)?.copy_from_slice(&source);
+                self.slice_at(rank, to, len as usize)?.copy_from_slice(&source);
             }
             Action::Zero { slot } => {
-                let place = Place::Slot { slot, at: 0 };
-                self.place(rank, place, self.page_size as usize)?.fill(0);
+                let location = ByteLocation::Slot { slot, at: 0 };
+                self.slice_at(rank, location, self.page_size as usize)?.fill(0);
             }
             Action::Read { io, offset, pieces, .. } => {
                 self.access(rank, io, Pending::Read(offset, pieces))?;
@@ -443,7 +444,7 @@ impl World {
             Action::Write { io, offset, pieces, .. } => {
                 let mut body = Vec::new();
                 for piece in pieces {
-                    body.extend(self.bytes(rank, piece.place, piece.len as usize, bytes)?);
+                    body.extend(self.bytes(rank, piece.location, piece.len as usize, bytes)?);
                 }
                 self.access(rank, io, Pending::Write(offset, body))?;
             }
@@ -571,41 +572,46 @@ impl World {
         }
     }
 
-    fn place(&mut self, rank: usize, place: Place, len: usize) -> Result<&mut [u8], String> {
+    fn slice_at(
+        &mut self,
+        rank: usize,
+        location: ByteLocation,
+        len: usize,
+    ) -> Result<&mut [u8], String> {
         let size = self.page_size as usize;
-        let missing = || format!("rank {rank} has no {place:?} of {len} bytes");
-        match place {
-            Place::Slot { slot, at } => {
+        let missing = || format!("rank {rank} has no {location:?} of {len} bytes");
+        match location {
+            ByteLocation::Slot { slot, at } => {
                 let start = slot.0 as usize * size + at as usize;
                 self.pools[rank].get_mut(start..start + len).ok_or_else(missing)
             }
-            Place::Call { call, at } => {
+            ByteLocation::Call { call, at } => {
                 let buffer = self.buffers[rank].get_mut(&call).ok_or_else(missing)?;
                 buffer.get_mut(at as usize..at as usize + len).ok_or_else(missing)
             }
-            Place::Other { rank: other, slot, at } => {
+            ByteLocation::Other { rank: other, slot, at } => {
                 let start = slot.0 as usize * size + at as usize;
                 let pool =
                     self.pools.get_mut(other.0 as usize).filter(|_| other.0 as usize != rank);
                 pool.and_then(|pool| pool.get_mut(start..start + len)).ok_or_else(missing)
             }
-            Place::Message { .. } => Err(missing()),
+            ByteLocation::Message { .. } => Err(missing()),
         }
     }
 
     fn bytes(
         &mut self,
         rank: usize,
-        place: Place,
+        location: ByteLocation,
         len: usize,
         message: &[u8],
     ) -> Result<Vec<u8>, String> {
-        if let Place::Message { at } = place {
+        if let ByteLocation::Message { at } = location {
             let range = at as usize..at as usize + len;
-            let missing = || format!("rank {rank}: no {place:?} of {len} bytes came");
+            let missing = || format!("rank {rank}: no {location:?} of {len} bytes came");
             return message.get(range).map(<[u8]>::to_vec).ok_or_else(missing);
         }
-        Ok(self.place(rank, place, len)?.to_vec())
+        Ok(self.slice_at(rank, location, len)?.to_vec())
     }
 
     /// What holds at every moment.

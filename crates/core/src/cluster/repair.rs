@@ -136,9 +136,9 @@ struct Node {
     waiting: BTreeSet<(Rank, GroupId)>,
 }
 
-/// Where a group waits.
+/// The list in which a group waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum WaitList {
     Queue(Rank),
     Node(NodeId, Rank),
     /// For a node to join or to get room.
@@ -162,7 +162,7 @@ pub struct Repair {
     topology: Topology,
     nodes: BTreeMap<NodeId, Node>,
     groups: BTreeMap<GroupId, Group>,
-    places: BTreeMap<GroupId, Place>,
+    wait_lists: BTreeMap<GroupId, WaitList>,
     queue: BTreeSet<(Rank, GroupId)>,
     stuck: BTreeSet<GroupId>,
     pauses: BTreeSet<(Tick, GroupId)>,
@@ -186,7 +186,7 @@ impl Repair {
             topology: Topology::default(),
             nodes: BTreeMap::new(),
             groups: BTreeMap::new(),
-            places: BTreeMap::new(),
+            wait_lists: BTreeMap::new(),
             queue: BTreeSet::new(),
             stuck: BTreeSet::new(),
             pauses: BTreeSet::new(),
@@ -394,7 +394,7 @@ impl Repair {
         self.take_out(id);
         let until = now.after(self.config.pause);
         self.pauses.insert((until, id));
-        self.places.insert(id, Place::Until(until));
+        self.wait_lists.insert(id, WaitList::Until(until));
     }
 
     /// Moves shards of at most `bytes` from one node to another, and returns how many bytes it will
@@ -462,14 +462,14 @@ impl Repair {
             self.release(now, node);
         }
         while let Some((rank, id)) = self.queue.pop_first() {
-            self.places.remove(&id);
+            self.wait_lists.remove(&id);
             let from = self.released.remove(&id);
             match self.begin(now, id, actions) {
                 Outcome::Begun => self.sort_in(now, id),
                 Outcome::Blocked(node) => self.park(now, id, rank, node),
                 Outcome::Stuck => {
                     self.stuck.insert(id);
-                    self.places.insert(id, Place::Stuck);
+                    self.wait_lists.insert(id, WaitList::Stuck);
                 }
                 Outcome::Nothing => {}
             }
@@ -546,19 +546,19 @@ impl Repair {
     }
 
     fn take_out(&mut self, id: GroupId) {
-        match self.places.remove(&id) {
-            Some(Place::Queue(rank)) => {
+        match self.wait_lists.remove(&id) {
+            Some(WaitList::Queue(rank)) => {
                 self.queue.remove(&(rank, id));
             }
-            Some(Place::Node(node, rank)) => {
+            Some(WaitList::Node(node, rank)) => {
                 if let Some(state) = self.nodes.get_mut(&node) {
                     state.waiting.remove(&(rank, id));
                 }
             }
-            Some(Place::Stuck) => {
+            Some(WaitList::Stuck) => {
                 self.stuck.remove(&id);
             }
-            Some(Place::Until(until)) => {
+            Some(WaitList::Until(until)) => {
                 self.pauses.remove(&(until, id));
             }
             None => {}
@@ -576,14 +576,14 @@ impl Repair {
         let draining = |node| nodes.get(&node).is_some_and(|node| node.draining);
         if let Some((rank, _)) = group.next(draining) {
             self.queue.insert((rank, id));
-            self.places.insert(id, Place::Queue(rank));
+            self.wait_lists.insert(id, WaitList::Queue(rank));
         }
     }
 
     fn park(&mut self, now: Tick, id: GroupId, rank: Rank, node: NodeId) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.waiting.insert((rank, id));
-        self.places.insert(id, Place::Node(node, rank));
+        self.wait_lists.insert(id, WaitList::Node(node, rank));
         self.wake(now, node);
     }
 
@@ -617,7 +617,7 @@ impl Repair {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         if let Some((rank, id)) = state.waiting.pop_first() {
             self.queue.insert((rank, id));
-            self.places.insert(id, Place::Queue(rank));
+            self.wait_lists.insert(id, WaitList::Queue(rank));
             self.released.insert(id, node);
         }
     }

@@ -43,7 +43,7 @@ impl Contestant {
 
 /// What the slot of a contestant holds.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct ContestantState {
     bytes: u64,
     /// 0 for a slot that takes no part: free, or set aside.
     weight: u64,
@@ -61,7 +61,7 @@ const EMPTY: Match = Match { winner: NIL, turns: NEVER };
 /// The tournament.
 #[derive(Debug)]
 pub(crate) struct Tournament {
-    slab: Slab<Entry>,
+    slab: Slab<ContestantState>,
     /// A heap-shaped tree of as many matches as there can be slots; the final is at 1, and the slots
     /// follow as leaves.
     matches: Vec<Match>,
@@ -88,14 +88,14 @@ impl Tournament {
     /// Adds or changes a contestant; brings it back if it was set aside. Its weight is not 0.
     pub fn set(&mut self, contestant: Contestant) {
         let Contestant { object, bytes, weight, next } = contestant;
-        let entry = Entry { bytes, weight, next };
+        let state = ContestantState { bytes, weight, next };
         let slot = match self.slab.find(object) {
             Some(slot) => {
-                let before = std::mem::replace(&mut self.slab[slot], entry);
+                let before = std::mem::replace(&mut self.slab[slot], state);
                 self.bytes -= before.bytes;
                 slot
             }
-            None => self.slab.insert(object, entry),
+            None => self.slab.insert(object, state),
         };
         self.bytes += bytes;
         if slot as usize >= self.matches.len() {
@@ -138,7 +138,7 @@ impl Tournament {
     }
 
     fn contestant(&self, slot: u32) -> Contestant {
-        let Entry { bytes, weight, next } = self.slab[slot];
+        let ContestantState { bytes, weight, next } = self.slab[slot];
         Contestant { object: self.slab.object(slot), bytes, weight, next }
     }
 
@@ -174,7 +174,7 @@ impl Tournament {
             return *played;
         }
         let slot = (at - self.matches.len()) as u32;
-        let present = self.slab.get(slot).is_some_and(|entry| entry.weight > 0);
+        let present = self.slab.get(slot).is_some_and(|state| state.weight > 0);
         Match { winner: if present { slot } else { NIL }, turns: NEVER }
     }
 

@@ -12,8 +12,9 @@ const ARITY: usize = 4;
 /// The object has no place in the heap: it could not leave when its turn came.
 const ASIDE: u32 = u32::MAX;
 
+/// What the slot of an object holds.
 #[derive(Debug, Clone, Copy)]
-struct Entry<T> {
+struct SizeAndTag<T> {
     bytes: u64,
     tag: T,
 }
@@ -21,7 +22,7 @@ struct Entry<T> {
 /// Objects with their bytes, a tag, and a key; the smallest key is the first to leave.
 #[derive(Debug)]
 pub(crate) struct Ranking<K, T> {
-    slab: Slab<Entry<T>>,
+    slab: Slab<SizeAndTag<T>>,
     heap: Vec<(K, u32)>,
     /// Place in the heap of each slot, or [`ASIDE`].
     places: Vec<u32>,
@@ -80,7 +81,7 @@ impl<K: Ord + Copy, T: Copy> Ranking<K, T> {
 
     /// Adds an object that is not there yet.
     pub fn add(&mut self, object: u64, bytes: u64, key: K, tag: T) {
-        let slot = self.slab.insert(object, Entry { bytes, tag });
+        let slot = self.slab.insert(object, SizeAndTag { bytes, tag });
         if slot as usize == self.places.len() {
             make_room(&mut self.places);
             self.places.push(ASIDE);

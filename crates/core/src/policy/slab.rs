@@ -109,8 +109,9 @@ impl Table {
 #[repr(align(32))]
 pub(crate) struct HalfLine;
 
+/// An object and its value, or a free slot.
 #[derive(Debug, Clone, Copy)]
-struct Entry<T, A> {
+struct SlabSlot<T, A> {
     /// The object, or the next free slot.
     object: u64,
     value: T,
@@ -125,14 +126,14 @@ pub(crate) struct Slab<T, A = ()> {
     numbered: Vec<u32>,
     /// How many of them have one.
     of_numbered: u64,
-    entries: Vec<Entry<T, A>>,
+    slots: Vec<SlabSlot<T, A>>,
     free: u32,
 }
 
 impl<T, A> Default for Slab<T, A> {
     fn default() -> Self {
-        let (table, numbered, entries) = (Table::new(), Vec::new(), Vec::new());
-        Self { table, numbered, of_numbered: 0, entries, free: NIL }
+        let (table, numbered, slots) = (Table::new(), Vec::new(), Vec::new());
+        Self { table, numbered, of_numbered: 0, slots, free: NIL }
     }
 }
 
@@ -151,7 +152,7 @@ impl<T: Copy, A: Copy> Slab<T, A> {
         match self.numbered.get(object as usize) {
             Some(&slot) => (slot != NIL).then_some(slot),
             None => {
-                let is = |slot: u32| self.entries[slot as usize].object == object;
+                let is = |slot: u32| self.slots[slot as usize].object == object;
                 self.table.find(Table::tag(object), is)
             }
         }
@@ -168,10 +169,10 @@ impl<T: Copy, A: Copy> Slab<T, A> {
             slots ^= self.likely(object);
         }
         std::hint::black_box(slots);
-        let Some(last) = self.entries.len().checked_sub(1) else { return };
+        let Some(last) = self.slots.len().checked_sub(1) else { return };
         let mut found = 0;
         for &object in objects {
-            found ^= self.entries[(self.likely(object) as usize).min(last)].object;
+            found ^= self.slots[(self.likely(object) as usize).min(last)].object;
         }
         std::hint::black_box(found);
     }
@@ -186,35 +187,35 @@ impl<T: Copy, A: Copy> Slab<T, A> {
 
     /// The value of a slot, or of another one if there is none of that number.
     pub fn near(&self, slot: u32) -> Option<&T> {
-        let last = self.entries.len().checked_sub(1)?;
-        Some(&self.entries[(slot as usize).min(last)].value)
+        let last = self.slots.len().checked_sub(1)?;
+        Some(&self.slots[(slot as usize).min(last)].value)
     }
 
     /// The value of a slot, if there is one of that number; free slots keep their last one.
     pub fn get(&self, slot: u32) -> Option<&T> {
-        self.entries.get(slot as usize).map(|entry| &entry.value)
+        self.slots.get(slot as usize).map(|entry| &entry.value)
     }
 
     pub fn object(&self, slot: u32) -> u64 {
-        self.entries[slot as usize].object
+        self.slots[slot as usize].object
     }
 
     /// A slot for an object that has none.
     pub fn insert(&mut self, object: u64, value: T) -> u32 {
         debug_assert!(self.find(object).is_none(), "{object} has a slot");
-        let entry = Entry { object, value, _aligned: [] };
+        let entry = SlabSlot { object, value, _aligned: [] };
         let slot = if self.free == NIL {
-            let slot = u32::try_from(self.entries.len()).expect("fewer than 2^32 objects");
-            if self.entries.len() == self.entries.capacity() {
+            let slot = u32::try_from(self.slots.len()).expect("fewer than 2^32 objects");
+            if self.slots.len() == self.slots.capacity() {
                 // By a quarter, not by half: memory counts more than copying here.
-                self.entries.reserve_exact(self.entries.len() / 4 + 16);
+                self.slots.reserve_exact(self.slots.len() / 4 + 16);
             }
-            self.entries.push(entry);
+            self.slots.push(entry);
             slot
         } else {
             let slot = self.free;
-            self.free = self.entries[slot as usize].object as u32;
-            self.entries[slot as usize] = entry;
+            self.free = self.slots[slot as usize].object as u32;
+            self.slots[slot as usize] = entry;
             slot
         };
         match self.numbered.get_mut(object as usize) {
@@ -229,7 +230,7 @@ impl<T: Copy, A: Copy> Slab<T, A> {
 
     /// Frees a slot; gives back what it held.
     pub fn remove(&mut self, slot: u32) -> T {
-        let entry = &mut self.entries[slot as usize];
+        let entry = &mut self.slots[slot as usize];
         match self.numbered.get_mut(entry.object as usize) {
             Some(cell) => {
                 *cell = NIL;
@@ -246,13 +247,13 @@ impl<T: Copy, A: Copy> Slab<T, A> {
 impl<T, A> Index<u32> for Slab<T, A> {
     type Output = T;
     fn index(&self, slot: u32) -> &T {
-        &self.entries[slot as usize].value
+        &self.slots[slot as usize].value
     }
 }
 
 impl<T, A> IndexMut<u32> for Slab<T, A> {
     fn index_mut(&mut self, slot: u32) -> &mut T {
-        &mut self.entries[slot as usize].value
+        &mut self.slots[slot as usize].value
     }
 }
 

@@ -34,7 +34,7 @@ enum Transfer {
 
 /// An object that is on a tier, about to be, or held by somebody meanwhile.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct ObjectState {
     /// The tier that has it.
     home: Option<Tier>,
     bytes: Bytes,
@@ -48,7 +48,7 @@ struct Entry {
     hits: u8,
 }
 
-impl Entry {
+impl ObjectState {
     const NEW: Self = Self {
         home: None,
         bytes: Bytes::ZERO,
@@ -140,7 +140,7 @@ impl TierState {
 #[derive(Debug)]
 pub struct Steward {
     tier_states: Vec<TierState>,
-    entries: Map<Entry>,
+    objects: Map<ObjectState>,
     /// Objects left alone, in the order in which their pauses end.
     pauses: VecDeque<(Tick, Ino)>,
     batch: usize,
@@ -180,7 +180,7 @@ impl Steward {
         }
         Ok(Self {
             tier_states,
-            entries: Map::default(),
+            objects: Map::default(),
             pauses: VecDeque::new(),
             batch: config.batch.max(1),
             refusal_pause: config.refusal_pause.max(1),
@@ -209,18 +209,18 @@ impl Steward {
             }
             Event::Resident { object, tier, bytes } => self.resident(*object, *tier, *bytes),
             Event::Removed { object } => self.removed(*object),
-            Event::Dirty { object } => self.change(*object, |entry| entry.dirty = true),
+            Event::Dirty { object } => self.change(*object, |state| state.dirty = true),
             Event::Clean { object } => self.clean(now, *object, actions),
-            Event::Busy { object } => self.change(*object, |entry| entry.busy = true),
+            Event::Busy { object } => self.change(*object, |state| state.busy = true),
             Event::Idle { object } => {
                 self.prefetch.stir();
-                self.change(*object, |entry| entry.busy = false);
+                self.change(*object, |state| state.busy = false);
                 self.reconsider(now, *object);
                 self.promote(now, *object, actions);
             }
-            Event::Pinned { object } => self.change(*object, |entry| entry.pinned = true),
+            Event::Pinned { object } => self.change(*object, |state| state.pinned = true),
             Event::Unpinned { object } => {
-                self.change(*object, |entry| entry.pinned = false);
+                self.change(*object, |state| state.pinned = false);
                 self.reconsider(now, *object);
             }
             Event::Pressure { tier, need } => {
@@ -287,20 +287,20 @@ impl Steward {
             policy: tier_state.policy.snapshot(),
         };
         let mut tiers: Vec<_> = self.tier_states.iter().map(tier).collect();
-        for entry in self.entries.values().filter(|entry| entry.pinned) {
-            if let Some(tier) = entry.home.and_then(|home| tiers.get_mut(usize::from(home.0))) {
-                tier.pinned += entry.bytes;
+        for state in self.objects.values().filter(|state| state.pinned) {
+            if let Some(tier) = state.home.and_then(|home| tiers.get_mut(usize::from(home.0))) {
+                tier.pinned += state.bytes;
             }
         }
         tiers
     }
 
     /// Changes what is remembered of an object, which need not be resident.
-    fn change(&mut self, object: Ino, change: impl FnOnce(&mut Entry)) {
-        let entry = self.entries.entry(object.0).or_insert(Entry::NEW);
-        change(entry);
-        if !entry.matters() {
-            self.entries.remove(&object.0);
+    fn change(&mut self, object: Ino, change: impl FnOnce(&mut ObjectState)) {
+        let state = self.objects.entry(object.0).or_insert(ObjectState::NEW);
+        change(state);
+        if !state.matters() {
+            self.objects.remove(&object.0);
         }
     }
 
@@ -317,11 +317,11 @@ impl Steward {
 
     /// Tells the policy that the object is there (again), if it may leave.
     fn reconsider(&mut self, now: Tick, object: Ino) {
-        if let Some(entry) = self.entries.get(&object.0)
-            && let Some(home) = entry.home
-            && entry.may_leave(now)
+        if let Some(state) = self.objects.get(&object.0)
+            && let Some(home) = state.home
+            && state.may_leave(now)
         {
-            self.tier_states[home.index()].policy.inserted(object.0, entry.bytes.0);
+            self.tier_states[home.index()].policy.inserted(object.0, state.bytes.0);
         }
     }
 
@@ -333,8 +333,8 @@ impl Steward {
         write: bool,
         actions: &mut Vec<Action>,
     ) {
-        if let Some(entry) = self.entries.get_mut(&object.0) {
-            entry.hits = entry.hits.saturating_add(1);
+        if let Some(state) = self.objects.get_mut(&object.0) {
+            state.hits = state.hits.saturating_add(1);
         }
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
         let access = [Access { object: object.0, size: size.0, kind }];
@@ -379,10 +379,10 @@ impl Steward {
         no_harm: bool,
         actions: &mut Vec<Action>,
     ) -> Option<Bytes> {
-        let entries = &self.entries;
+        let objects = &self.objects;
         let busy = |object: u64| {
             object == candidate.object
-                || entries.get(&object).is_none_or(|entry| !entry.may_leave(now))
+                || objects.get(&object).is_none_or(|state| !state.may_leave(now))
         };
         let tier_state = self.tier_states.get_mut(tier.index())?;
         let room = Room {
@@ -431,7 +431,7 @@ impl Steward {
         prefetch: bool,
         actions: &mut Vec<Action>,
     ) -> Placement {
-        let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
+        let known = self.objects.get(&object.0).copied().unwrap_or(ObjectState::NEW);
         if let Transfer::Arriving { on, promised } = known.transfer
             && self.prefetch.is_flying(object)
             && !prefetch
@@ -466,42 +466,42 @@ impl Steward {
 
     fn promise(&mut self, object: Ino, on: Tier, promised: Bytes) {
         self.tier_states[on.index()].incoming += promised;
-        self.change(object, |entry| entry.transfer = Transfer::Arriving { on, promised });
+        self.change(object, |state| state.transfer = Transfer::Arriving { on, promised });
     }
 
     /// Ends what is under way with an object: promises and departures are taken off the books.
     fn settle(&mut self, object: Ino) {
-        let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        if let Some(home) = entry.home {
-            self.tier_states[home.index()].leaving -= entry.leaving();
+        let Some(state) = self.objects.get_mut(&object.0) else { return };
+        if let Some(home) = state.home {
+            self.tier_states[home.index()].leaving -= state.leaving();
         }
         if let Transfer::Moving { to: tier, promised } | Transfer::Arriving { on: tier, promised } =
-            entry.transfer
+            state.transfer
         {
             let tier_state = &mut self.tier_states[tier.index()];
             tier_state.incoming -= promised;
-            if entry.home != Some(tier) {
+            if state.home != Some(tier) {
                 tier_state.policy.removed(object.0);
             }
         }
-        entry.transfer = Transfer::Settled;
+        state.transfer = Transfer::Settled;
     }
 
     fn resident(&mut self, object: Ino, tier: Tier, bytes: Bytes) {
         if tier.index() >= self.tier_states.len() {
             return;
         }
-        let before = *self.entries.entry(object.0).or_insert(Entry::NEW);
+        let before = *self.objects.entry(object.0).or_insert(ObjectState::NEW);
         if before.home == Some(tier) {
             self.update(object, tier, before, bytes);
             return;
         }
         self.settle(object);
         self.depart(object);
-        self.change(object, |entry| {
-            entry.home = Some(tier);
-            entry.bytes = bytes;
-            entry.hits = 0;
+        self.change(object, |state| {
+            state.home = Some(tier);
+            state.bytes = bytes;
+            state.hits = 0;
         });
         let tier_state = &mut self.tier_states[tier.index()];
         if let Transfer::Arriving { on, promised } = before.transfer
@@ -514,7 +514,7 @@ impl Steward {
     }
 
     /// A resident object has other bytes on the same tier: it grew, shrank, was cut, was completed.
-    fn update(&mut self, object: Ino, tier: Tier, before: Entry, bytes: Bytes) {
+    fn update(&mut self, object: Ino, tier: Tier, before: ObjectState, bytes: Bytes) {
         let landed = match before.transfer {
             Transfer::Arriving { .. } => true,
             Transfer::Leaving { keep } => keep > Bytes::ZERO && bytes <= keep,
@@ -523,8 +523,8 @@ impl Steward {
         if landed {
             self.settle(object);
         }
-        let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        if let Transfer::Moving { to, promised } = &mut entry.transfer {
+        let Some(state) = self.objects.get_mut(&object.0) else { return };
+        if let Transfer::Moving { to, promised } = &mut state.transfer {
             // It takes along what was written meanwhile.
             let incoming = &mut self.tier_states[to.index()].incoming;
             *incoming = *incoming - *promised + bytes;
@@ -532,9 +532,9 @@ impl Steward {
         }
         let tier_state = &mut self.tier_states[tier.index()];
         tier_state.used = tier_state.used - before.bytes + bytes;
-        tier_state.leaving -= entry.leaving();
-        entry.bytes = bytes;
-        tier_state.leaving += entry.leaving();
+        tier_state.leaving -= state.leaving();
+        state.bytes = bytes;
+        tier_state.leaving += state.leaving();
         if landed {
             tier_state.policy.inserted(object.0, bytes.0);
         } else {
@@ -544,13 +544,13 @@ impl Steward {
 
     /// Takes the object off its tier's books.
     fn depart(&mut self, object: Ino) {
-        let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        if let Some(home) = entry.home.take() {
+        let Some(state) = self.objects.get_mut(&object.0) else { return };
+        if let Some(home) = state.home.take() {
             let tier_state = &mut self.tier_states[home.index()];
-            tier_state.used -= entry.bytes;
+            tier_state.used -= state.bytes;
             tier_state.policy.removed(object.0);
         }
-        entry.bytes = Bytes::ZERO;
+        state.bytes = Bytes::ZERO;
     }
 
     fn removed(&mut self, object: Ino) {
@@ -558,21 +558,21 @@ impl Steward {
         self.settle(object);
         self.depart(object);
         // Who holds it open or pinned holds it still.
-        self.change(object, |entry| entry.dirty = false);
+        self.change(object, |state| state.dirty = false);
     }
 
     fn clean(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
-        self.change(object, |entry| entry.dirty = false);
-        let Some(entry) = self.entries.get_mut(&object.0) else { return };
-        let (Transfer::Flushing { keep }, Some(home)) = (entry.transfer, entry.home) else {
+        self.change(object, |state| state.dirty = false);
+        let Some(state) = self.objects.get_mut(&object.0) else { return };
+        let (Transfer::Flushing { keep }, Some(home)) = (state.transfer, state.home) else {
             return;
         };
-        if entry.busy || entry.pinned {
+        if state.busy || state.pinned {
             // Somebody wants it after all.
             self.settle(object);
             self.reconsider(now, object);
         } else {
-            entry.transfer = Transfer::Leaving { keep };
+            state.transfer = Transfer::Leaving { keep };
             actions.push(departure(object, home, keep));
         }
     }
@@ -581,8 +581,8 @@ impl Steward {
     fn refused(&mut self, now: Tick, object: Ino) {
         self.settle(object);
         let until = now.after(self.refusal_pause);
-        self.change(object, |entry| entry.paused = until);
-        if self.entries.contains_key(&object.0) {
+        self.change(object, |state| state.paused = until);
+        if self.objects.contains_key(&object.0) {
             self.pauses.push_back((until, object));
         }
     }
@@ -590,12 +590,12 @@ impl Steward {
     /// Sets a victim of a tier's policy moving.
     fn dispatch(&mut self, now: Tick, tier: Tier, victim: &Victim, actions: &mut Vec<Action>) {
         let object = Ino(victim.object);
-        let Some(&entry) = self.entries.get(&victim.object) else { return };
+        let Some(&state) = self.objects.get(&victim.object) else { return };
         let keep = Bytes(victim.keep);
-        if keep == Bytes::ZERO && !victim.dead && self.demote(now, object, tier, entry, actions) {
+        if keep == Bytes::ZERO && !victim.dead && self.demote(now, object, tier, state, actions) {
             return;
         }
-        let (transfer, action) = if entry.dirty {
+        let (transfer, action) = if state.dirty {
             (Transfer::Flushing { keep }, Action::Flush { object })
         } else {
             (Transfer::Leaving { keep }, departure(object, tier, keep))
@@ -610,7 +610,7 @@ impl Steward {
         now: Tick,
         object: Ino,
         from: Tier,
-        entry: Entry,
+        state: ObjectState,
         actions: &mut Vec<Action>,
     ) -> bool {
         let to = Tier(from.0.saturating_add(1));
@@ -618,7 +618,7 @@ impl Steward {
             return false;
         }
         // Its own victims come through here again, one tier down: as deep as there are tiers.
-        let promised = entry.bytes;
+        let promised = state.bytes;
         let candidate =
             Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
         let scratch = std::mem::take(&mut self.victims);
@@ -634,32 +634,32 @@ impl Steward {
     }
 
     fn take_off(&mut self, object: Ino, transfer: Transfer) {
-        if let Some(entry) = self.entries.get_mut(&object.0)
-            && let Some(home) = entry.home
+        if let Some(state) = self.objects.get_mut(&object.0)
+            && let Some(home) = state.home
         {
-            entry.transfer = transfer;
-            self.tier_states[home.index()].leaving += entry.leaving();
+            state.transfer = transfer;
+            self.tier_states[home.index()].leaving += state.leaving();
         }
     }
 
     /// Moves a busy-no-more object of a slower tier up if it has been used there and the policy
     /// above takes it.
     fn promote(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
-        let Some(&entry) = self.entries.get(&object.0) else { return };
-        let Some(from) = entry.home else { return };
+        let Some(&state) = self.objects.get(&object.0) else { return };
+        let Some(from) = state.home else { return };
         let Some(rank) = from.0.checked_sub(1) else { return };
-        if entry.hits < PROMOTE_AFTER || !entry.may_leave(now) || entry.dirty {
+        if state.hits < PROMOTE_AFTER || !state.may_leave(now) || state.dirty {
             return;
         }
         let to = Tier(rank);
-        let promised = entry.bytes;
+        let promised = state.bytes;
         let candidate =
             Candidate { object: object.0, size: promised.0, resident: 0, prefetch: true };
-        self.change(object, |entry| entry.hits = 0);
+        self.change(object, |state| state.hits = 0);
         if self.ask(now, to, candidate, false, actions) != Some(promised) {
             return;
         }
-        if self.entries.get(&object.0).is_none_or(|entry| entry.transfer != Transfer::Settled) {
+        if self.objects.get(&object.0).is_none_or(|state| state.transfer != Transfer::Settled) {
             // What had to come down for it was given its own place.
             self.tier_states[to.index()].policy.removed(object.0);
             return;
@@ -678,9 +678,9 @@ impl Steward {
             tier_state.relieving |= tier_state.level() > tier_state.config.high;
             let need = tier_state.lacking();
             if need > Bytes::ZERO {
-                let entries = &self.entries;
+                let objects = &self.objects;
                 let busy =
-                    |object: u64| entries.get(&object).is_none_or(|entry| !entry.may_leave(now));
+                    |object: u64| objects.get(&object).is_none_or(|state| !state.may_leave(now));
                 let demand = Demand { bytes: need.0, limit: self.batch, busy: &busy };
                 let mut victims = std::mem::take(&mut self.victims);
                 victims.clear();

@@ -281,9 +281,9 @@ impl Plan {
     }
 }
 
-/// Shares of a cycle that are not for streams.
+/// Shares of a cycle that are reserved, and not for streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Kept {
+struct ReservedShares {
     margin: f64,
     reserve: f64,
 }
@@ -496,13 +496,17 @@ impl Admission {
 
     /// What is kept of a cycle: as much as is wanted, and less where that does not suffice. On a device
     /// that is slower than its profile nothing of it is given up: nobody knows how slow it becomes.
-    fn kept(&self) -> [Kept; 3] {
+    fn reserved_shares(&self) -> [ReservedShares; 3] {
         let AdmissionConfig { margin, reserve, least, .. } = self.config;
         if self.slowdown > 1.0 {
-            return [Kept { margin, reserve }; 3];
+            return [ReservedShares { margin, reserve }; 3];
         }
-        let none = Kept { margin, reserve: 0.0 };
-        [Kept { margin, reserve }, none, Kept { margin: margin.min(least), ..none }]
+        let none = ReservedShares { margin, reserve: 0.0 };
+        [
+            ReservedShares { margin, reserve },
+            none,
+            ReservedShares { margin: margin.min(least), ..none },
+        ]
     }
 
     /// How these streams are carried: with a cycle that is longer than it must be, as far as the memory
@@ -513,9 +517,9 @@ impl Admission {
     pub fn plan(&mut self, demands: &[Demand]) -> Result<Plan, Shortage> {
         let approach = self.approach(demands);
         let mut shortage = Shortage::Device;
-        for kept in self.kept() {
-            match self.shortest(kept, approach, demands) {
-                Ok(plan) => return Ok(self.lengthened(plan, kept, approach, demands)),
+        for reserved in self.reserved_shares() {
+            match self.shortest(reserved, approach, demands) {
+                Ok(plan) => return Ok(self.lengthened(plan, reserved, approach, demands)),
                 Err(short) => shortage = short,
             }
         }
@@ -527,20 +531,20 @@ impl Admission {
     pub fn unchecked(&mut self, demands: &[Demand]) -> Plan {
         let approach = self.approach(demands);
         let last = self.config.cycles.len().clamp(1, MAX_CYCLES) - 1;
-        self.plan_cycle(self.config.cycles[last], self.kept()[0], approach, demands)
+        self.plan_cycle(self.config.cycles[last], self.reserved_shares()[0], approach, demands)
     }
 
     /// The plan for a cycle, if it suffices.
     fn try_cycle(
         &self,
         cycle: u64,
-        kept: Kept,
+        reserved: ReservedShares,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
-        let plan = self.plan_cycle(cycle, kept, approach, demands);
+        let plan = self.plan_cycle(cycle, reserved, approach, demands);
         let cycle = plan.cycle as f64;
-        if (plan.busy + plan.budget) as f64 > (1.0 - kept.margin) * cycle {
+        if (plan.busy + plan.budget) as f64 > (1.0 - reserved.margin) * cycle {
             return Err(Shortage::Device);
         }
         if let Some(throttle) = self.profile.throttle {
@@ -552,7 +556,13 @@ impl Admission {
         if plan.memory > self.config.memory { Err(Shortage::Memory) } else { Ok(plan) }
     }
 
-    fn plan_cycle(&self, length: u64, kept: Kept, approach: Approach, demands: &[Demand]) -> Plan {
+    fn plan_cycle(
+        &self,
+        length: u64,
+        reserved: ReservedShares,
+        approach: Approach,
+        demands: &[Demand],
+    ) -> Plan {
         let config = &self.config;
         let cycle = length as f64 / Tick::SECOND as f64;
         let worst = config.assurance == Assurance::Deterministic;
@@ -593,7 +603,7 @@ impl Admission {
             Assurance::Deterministic => 0.0,
             Assurance::Statistical(z) => z * variance.sqrt(),
         };
-        let budget = self.budget(cycle, kept.reserve, slowest);
+        let budget = self.budget(cycle, reserved.reserve, slowest);
         if worst {
             // It fills the headroom, too, which is the visit itself.
             largest /= 1.0 - steepest.min(0.9);
@@ -616,7 +626,7 @@ impl Admission {
             headroom: nanos(headroom),
             budget: nanos(budget),
             busy: nanos(busy),
-            margin: kept.margin,
+            margin: reserved.margin,
             needs: length + nanos(headroom),
             hurried: length,
             spread: if worst { 0 } else { nanos((spread + lump) * self.slowdown) },
@@ -707,7 +717,7 @@ impl Admission {
     /// The least bytes of buffers with which these streams are carried.
     fn sufficient(&mut self, demands: &[Demand]) -> Option<u64> {
         let approach = self.approach(demands);
-        let [_, _, least] = self.kept();
+        let [_, _, least] = self.reserved_shares();
         let memory = std::mem::replace(&mut self.config.memory, u64::MAX);
         let plan = self.shortest(least, approach, demands);
         self.config.memory = memory;

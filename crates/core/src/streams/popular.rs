@@ -37,7 +37,7 @@ pub enum Change<T> {
 
 /// A title as far as it is known.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct TitleStats {
     /// Opens, each halved once for each half-life since, at the time `at`.
     opens: f64,
     at: Tick,
@@ -47,7 +47,7 @@ struct Entry {
     saves: f64,
 }
 
-impl Entry {
+impl TitleStats {
     fn popularity(&self, now: Tick, half_life: u64) -> f64 {
         let passed = now.0.saturating_sub(self.at.0) as f64 / half_life as f64;
         self.opens * (-passed).exp2()
@@ -68,7 +68,7 @@ pub struct Popular<T> {
     /// What is kept, in bytes, and all of it.
     kept: BTreeMap<T, u64>,
     kept_bytes: u64,
-    titles: HashMap<T, Entry>,
+    titles: HashMap<T, TitleStats>,
 }
 
 /// How a title was opened.
@@ -122,16 +122,16 @@ impl<T: Copy + Eq + Hash + Ord> Popular<T> {
         let half_life = self.half_life;
         self.make_place(now, title);
         let had = self.kept(title);
-        let fresh = Entry { opens: 0.0, at: now, bytes, saves };
-        let entry = self.titles.entry(title).or_insert(fresh);
-        entry.opens = entry.popularity(now, half_life) + 1.0;
-        entry.at = now;
+        let fresh = TitleStats { opens: 0.0, at: now, bytes, saves };
+        let stats = self.titles.entry(title).or_insert(fresh);
+        stats.opens = stats.popularity(now, half_life) + 1.0;
+        stats.at = now;
         if had > 0 && bytes <= had {
             // More than is needed now: the next one may start later again.
             return;
         }
-        (entry.bytes, entry.saves) = (bytes, saves);
-        let worth = entry.worth(now, half_life);
+        (stats.bytes, stats.saves) = (bytes, saves);
+        let worth = stats.worth(now, half_life);
         if bytes == 0 || startup == 0 || bytes > self.budget {
             out.extend(self.let_go(title));
             return;
@@ -182,7 +182,7 @@ impl<T: Copy + Eq + Hash + Ord> Popular<T> {
     }
 
     fn worth_of(&self, title: T, now: Tick) -> f64 {
-        self.titles.get(&title).map_or(0.0, |entry| entry.worth(now, self.half_life))
+        self.titles.get(&title).map_or(0.0, |stats| stats.worth(now, self.half_life))
     }
 
     /// Forgets half of the titles that are not kept, the least popular, when there are too many.
@@ -195,7 +195,7 @@ impl<T: Copy + Eq + Hash + Ord> Popular<T> {
             .titles
             .iter()
             .filter(|(title, _)| !self.kept.contains_key(title))
-            .map(|(title, entry)| (entry.popularity(now, half_life), *title))
+            .map(|(title, stats)| (stats.popularity(now, half_life), *title))
             .collect();
         known.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         for (_, title) in &known[..known.len().div_ceil(2)] {

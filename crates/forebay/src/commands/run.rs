@@ -11,9 +11,9 @@ use crate::migrate::criu::Criu;
 use crate::migrate::images;
 use crate::run::files::{self, Known, Names};
 use crate::run::job::{self, Job, Machine};
-use crate::run::local::{Event, Kept, Local, Plan, RunSettings};
+use crate::run::local::{Event, Local, MigratableRun, Plan, RunSettings};
 use crate::run::output::Output;
-use crate::run::plan::{self, Place};
+use crate::run::plan::{self, ComputeNode};
 use crate::run::record::{JobRecord, Keeper, RunRecord, State, line_of, now_ms};
 use crate::run::reference::Reference;
 use crate::run::{batch, parsl, snakemake};
@@ -33,8 +33,8 @@ pub(super) struct Work {
 
 /// Carries the command out.
 pub fn run(args: &RunArgs) -> Result<u8, Error> {
-    let kept = args.migratable || args.cooperative;
-    if kept {
+    let is_migratable = args.migratable || args.cooperative;
+    if is_migratable {
         migratable(args)?;
     }
     let machine = machine(args);
@@ -42,8 +42,8 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     if args.via == Via::Slurm {
         return super::slurm::run(args, work);
     }
-    let places = [Place { number: None, host: String::new(), machine }];
-    let queue = plan::queue(&work.jobs, &work.before, &work.inputs, &work.known, &places)?;
+    let compute_nodes = [ComputeNode { number: None, host: String::new(), machine }];
+    let queue = plan::queue(&work.jobs, &work.before, &work.inputs, &work.known, &compute_nodes)?;
     if args.dry_run {
         let order: Vec<usize> = queue.line(0).map(|job| job as usize).collect();
         return show_plan(args, &work, &order, None);
@@ -59,7 +59,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
         fail_fast: args.fail_fast,
         grace: args.grace,
         quiet: args.quiet || work.jobs.len() == 1 && !is_batch(args),
-        kept: kept.then(|| Kept { mount: work.mountpoint.clone() }),
+        migratable: is_migratable.then(|| MigratableRun { mount: work.mountpoint.clone() }),
     };
     let job = format!("run-{}", keeper.record.run);
     let hinted = !args.no_hints && !work.inputs.is_empty();
@@ -70,7 +70,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let mut local = Local::new(plan, keeper, reference, settings, events)?;
     let ended = local.run(&heard);
     let Local { keeper, reference, .. } = local;
-    if kept {
+    if is_migratable {
         images::remove_left_behind();
     }
     if let Some(reference) = reference {

@@ -15,7 +15,7 @@ use crate::control::{Client, ClusterReply, ClusterRequest, ClusterStatus, Reply,
 use crate::error::Error;
 use crate::run::files::{self, Known};
 use crate::run::job::{followers, waiting_for};
-use crate::run::plan::{self, Place};
+use crate::run::plan::{self, ComputeNode};
 use crate::run::record::{Keeper, State, now_ms};
 use crate::run::slurm::{self, Seen, SlurmNode, Submission};
 use crate::signals;
@@ -31,7 +31,7 @@ struct Via<'a> {
     args: &'a RunArgs,
     work: Work,
     nodes: Vec<SlurmNode>,
-    places: Vec<Place>,
+    compute_nodes: Vec<ComputeNode>,
     queue: Queue,
     /// Which jobs wait for each one.
     after: Vec<Vec<usize>>,
@@ -48,21 +48,23 @@ struct Via<'a> {
 pub(super) fn run(args: &RunArgs, mut work: Work) -> Result<u8, Error> {
     let nodes = slurm::nodes()?;
     let cluster = work.client.as_mut().and_then(cluster_of);
-    let places = slurm::places(&nodes, cluster.as_ref());
-    if places.is_empty() {
+    let compute_nodes = slurm::compute_nodes(&nodes, cluster.as_ref());
+    if compute_nodes.is_empty() {
         return Err(Error::Failed("Slurm has no node that takes jobs; see sinfo".into()));
     }
-    if places.iter().all(|place| place.number.is_none()) {
+    if compute_nodes.iter().all(|compute_node| compute_node.number.is_none()) {
         warn("no node of Slurm is a node of the mount's cluster: jobs run wherever Slurm likes");
     }
-    let queue = plan::queue(&work.jobs, &work.before, &work.inputs, &work.known, &places)?;
+    let queue = plan::queue(&work.jobs, &work.before, &work.inputs, &work.known, &compute_nodes)?;
     if args.dry_run {
         let placement = queue.placement();
         let names: Vec<String> = (0..work.jobs.len() as u64)
-            .map(|job| placement.get(&job).map_or("-".into(), |at| places[*at].host.clone()))
+            .map(|job| placement.get(&job).map_or("-".into(), |at| compute_nodes[*at].host.clone()))
             .collect();
-        let order: Vec<usize> =
-            (0..places.len()).flat_map(|node| queue.line(node)).map(|job| job as usize).collect();
+        let order: Vec<usize> = (0..compute_nodes.len())
+            .flat_map(|node| queue.line(node))
+            .map(|job| job as usize)
+            .collect();
         return show_plan(args, &work, &order, Some(&names));
     }
     signals::block_ends()?;
@@ -76,7 +78,7 @@ pub(super) fn run(args: &RunArgs, mut work: Work) -> Result<u8, Error> {
         args,
         work,
         nodes,
-        places,
+        compute_nodes,
         queue,
         after,
         keeper,
@@ -135,7 +137,7 @@ impl Via<'_> {
         match self.submitted(at, node) {
             Ok(number) => {
                 self.running.insert(number, at);
-                let host = self.places[node].host.clone();
+                let host = self.compute_nodes[node].host.clone();
                 let record = self.keeper.job(at);
                 (record.state, record.tries) = (State::Running, record.tries + 1);
                 (record.pid, record.node) = (i64::try_from(number).ok(), Some(host.clone()));
@@ -170,20 +172,23 @@ impl Via<'_> {
     fn preferred(&self, node: usize, known: &[Known]) -> Vec<String> {
         let on_cluster: Vec<&Known> = known.iter().filter(|file| file.by_daemon).collect();
         let anywhere = on_cluster.iter().any(|file| !file.nodes.is_empty());
-        let has_all = |place: &Place| {
-            place.number.is_some_and(|number| {
+        let has_all = |compute_node: &ComputeNode| {
+            compute_node.number.is_some_and(|number| {
                 anywhere && on_cluster.iter().all(|file| file.nodes.contains(&number))
             })
         };
-        let own = &self.places[node];
-        let others = self.places.iter().filter(|place| place.host != own.host && has_all(place));
+        let own = &self.compute_nodes[node];
+        let others = self
+            .compute_nodes
+            .iter()
+            .filter(|compute_node| compute_node.host != own.host && has_all(compute_node));
         let preferable =
             |name: &String| self.nodes.iter().any(|node| node.name == *name && node.preferable);
         let placed = Some(own).filter(|own| own.number.is_some());
         placed
             .into_iter()
             .chain(others)
-            .map(|place| place.host.clone())
+            .map(|compute_node| compute_node.host.clone())
             .filter(preferable)
             .collect()
     }

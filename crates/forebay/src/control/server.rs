@@ -106,7 +106,7 @@ pub type OnUpgrade = Box<dyn Fn(UpgradeCall) + Send + Sync>;
 
 /// Answers for a [`Control`] on a socket, with a thread for each connection.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ControlServerState>,
     listener: Arc<UnixListener>,
     acceptor: Option<Acceptor>,
 }
@@ -118,7 +118,8 @@ struct Acceptor {
     wake: OwnedFd,
 }
 
-struct Shared {
+/// What the threads of a control server have in common.
+struct ControlServerState {
     control: Arc<Current>,
     upgrades: Option<OnUpgrade>,
     limits: ServerLimits,
@@ -148,7 +149,7 @@ impl Server {
         limits: ServerLimits,
         upgrades: Option<OnUpgrade>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ControlServerState {
             control,
             upgrades,
             limits,
@@ -217,7 +218,7 @@ impl Drop for Server {
     }
 }
 
-fn accept_all(shared: &Arc<Shared>, listener: &UnixListener, stop: &OwnedFd) {
+fn accept_all(shared: &Arc<ControlServerState>, listener: &UnixListener, stop: &OwnedFd) {
     loop {
         let mut polled =
             [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::empty())];
@@ -241,7 +242,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener, stop: &OwnedFd) {
 }
 
 /// Gives a connection a thread, if its user may ask and there is room.
-fn admit(shared: &Arc<Shared>, mut stream: UnixStream) {
+fn admit(shared: &Arc<ControlServerState>, mut stream: UnixStream) {
     let own = rustix::process::geteuid().as_raw();
     let peer = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid.as_raw());
     let _ = stream.set_write_timeout(Some(shared.limits.write));
@@ -285,14 +286,14 @@ fn may_control(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }
 
-fn leave(shared: &Shared, id: u64) {
+fn leave(shared: &ControlServerState, id: u64) {
     shared.open.lock().remove(&id);
     shared.closed.notify_all();
 }
 
 /// Gives a connection's place back, however its thread ends.
 struct Leave {
-    shared: Arc<Shared>,
+    shared: Arc<ControlServerState>,
     id: u64,
 }
 
@@ -302,7 +303,7 @@ impl Drop for Leave {
     }
 }
 
-fn serve(shared: &Shared, stream: UnixStream) -> io::Result<()> {
+fn serve(shared: &ControlServerState, stream: UnixStream) -> io::Result<()> {
     let mut writer = stream.try_clone()?;
     let mut reader = BufReader::new(stream);
     loop {
@@ -332,7 +333,7 @@ fn serve(shared: &Shared, stream: UnixStream) -> io::Result<()> {
     }
 }
 
-fn answer(shared: &Shared, request: Request, stream: &mut UnixStream) -> Reply {
+fn answer(shared: &ControlServerState, request: Request, stream: &mut UnixStream) -> Reply {
     if let Request::Upgrade { program, limit_ms } = request {
         let limit = Duration::from_millis(limit_ms);
         return upgrade(shared, program.0, limit).map_or_else(Reply::Error, Reply::Upgraded);
@@ -341,7 +342,11 @@ fn answer(shared: &Shared, request: Request, stream: &mut UnixStream) -> Reply {
     answered.unwrap_or_else(Reply::Error)
 }
 
-fn upgrade(shared: &Shared, program: PathBuf, limit: Duration) -> ControlResult<Upgraded> {
+fn upgrade(
+    shared: &ControlServerState,
+    program: PathBuf,
+    limit: Duration,
+) -> ControlResult<Upgraded> {
     let refused = || ControlError::new(ErrorKind::Unsupported, "this mount can't be handed over");
     let upgrades = shared.upgrades.as_ref().ok_or_else(refused)?;
     let (done, outcome) = std::sync::mpsc::sync_channel(1);
@@ -355,7 +360,7 @@ fn upgrade(shared: &Shared, program: PathBuf, limit: Duration) -> ControlResult<
 }
 
 fn answer_from(
-    shared: &Shared,
+    shared: &ControlServerState,
     control: &dyn Control,
     request: Request,
     stream: &mut UnixStream,
@@ -442,12 +447,12 @@ impl RunningWork {
 
 /// Names such work in the status until it has ended.
 struct Work<'a> {
-    shared: &'a Shared,
+    shared: &'a ControlServerState,
     id: u64,
 }
 
 impl<'a> Work<'a> {
-    fn begin(shared: &'a Shared, what: &'static str) -> Self {
+    fn begin(shared: &'a ControlServerState, what: &'static str) -> Self {
         let id = shared.next.fetch_add(1, Ordering::Relaxed);
         let work = RunningWork { what, since: Instant::now(), progress: Progress::default() };
         shared.works.lock().insert(id, work);

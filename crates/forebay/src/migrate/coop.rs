@@ -33,11 +33,12 @@ const MAX: usize = 8;
 /// Where a task registers, and who has.
 pub struct Cooperation {
     socket: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<Registrations>,
 }
 
+/// Who has registered, for the threads that ask and answer.
 #[derive(Default)]
-struct Shared {
+struct Registrations {
     state: Mutex<State>,
     changed: Condvar,
     connections: AtomicUsize,
@@ -69,7 +70,7 @@ enum Said {
     Refused(String),
 }
 
-impl Shared {
+impl Registrations {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +87,7 @@ impl Cooperation {
         let listener = UnixListener::bind(&socket).map_err(failed())?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))
             .map_err(failed())?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Registrations::default());
         let for_thread = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("checkpoint".into())
@@ -195,7 +196,7 @@ fn gone() -> Error {
     Error::Failed("no process of it is registered to save its state".into())
 }
 
-fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+fn accept(listener: &UnixListener, shared: &Arc<Registrations>) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
             std::thread::sleep(Duration::from_millis(100));
@@ -217,7 +218,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     }
 }
 
-fn serve(stream: UnixStream, shared: &Shared) -> io::Result<()> {
+fn serve(stream: UnixStream, shared: &Registrations) -> io::Result<()> {
     is_ours(&stream)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
@@ -240,7 +241,7 @@ fn serve(stream: UnixStream, shared: &Shared) -> io::Result<()> {
 }
 
 /// Takes a process for the one that saves the task's state, and says so to it before anything else.
-fn register(line: &str, pid: Pid, out: &UnixStream, shared: &Shared) -> Result<u64, String> {
+fn register(line: &str, pid: Pid, out: &UnixStream, shared: &Registrations) -> Result<u64, String> {
     let number = line.strip_prefix("register 1 ").and_then(|signal| signal.parse().ok());
     let number: i32 = number.ok_or("this is no version of the protocol that is known here")?;
     let usable = |signal: &Signal| ![Signal::KILL, Signal::STOP, Signal::CONT].contains(signal);
@@ -265,7 +266,7 @@ fn register(line: &str, pid: Pid, out: &UnixStream, shared: &Shared) -> Result<u
     Ok(number)
 }
 
-fn hear(lines: &mut impl BufRead, shared: &Shared) -> io::Result<()> {
+fn hear(lines: &mut impl BufRead, shared: &Registrations) -> io::Result<()> {
     while let Some(line) = line_of(lines)? {
         let mut words = line.splitn(3, ' ');
         let (what, asked) = (words.next(), words.next().and_then(|word| word.parse().ok()));

@@ -26,9 +26,9 @@ const MAX_LINE: usize = 1024;
 const MAX_AT_ONCE: usize = 4;
 static GETTING_READY: AtomicUsize = AtomicUsize::new(0);
 
-/// What the node says that is to host a task.
+/// Where the node that is to host a task can be reached: what it says.
 #[derive(Serialize, Deserialize)]
-struct Place {
+struct TaskEndpoint {
     port: u16,
     token: String,
 }
@@ -47,13 +47,13 @@ pub fn ask(
         unsupported("tasks go only to nodes that are reached by a host and a port")
     })?;
     let answer = ask(Vec::new())?;
-    let answer: ControlResult<Place> = serde_json::from_slice(&answer).map_err(|error| {
+    let answer: ControlResult<TaskEndpoint> = serde_json::from_slice(&answer).map_err(|error| {
         ControlError::new(ErrorKind::Failed, format!("the node's answer makes no sense: {error}"))
     })?;
-    let place = answer?;
+    let endpoint = answer?;
     Ok(TaskHost {
-        at: format!("{host}:{}", place.port),
-        token: place.token,
+        at: format!("{host}:{}", endpoint.port),
+        token: endpoint.token,
         secret: secret.into(),
         other_secret: cluster.and_then(|cluster| cluster.other_secret.clone()).map(Into::into),
     })
@@ -68,12 +68,12 @@ fn host_of(reach: &str) -> Option<&str> {
 
 /// Another node asks for it: starts the process that will have its task, and says where it waits.
 pub fn answer(config: &MountConfig) -> Vec<u8> {
-    let answer: ControlResult<Place> = start(config);
+    let answer: ControlResult<TaskEndpoint> = start(config);
     // Both are made of what JSON has.
     serde_json::to_vec(&answer).unwrap_or_default()
 }
 
-fn start(config: &MountConfig) -> ControlResult<Place> {
+fn start(config: &MountConfig) -> ControlResult<TaskEndpoint> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         ControlError::new(ErrorKind::Failed, format!("{what}: {error}"))
     };
@@ -120,7 +120,7 @@ fn start(config: &MountConfig) -> ControlResult<Place> {
     let _ = std::thread::Builder::new().name("host-task".into()).spawn(reap);
     let line = said.map_err(|error| failed("the process that would have the task", &error))?;
     match line.trim().parse() {
-        Ok(port) => Ok(Place { port, token }),
+        Ok(port) => Ok(TaskEndpoint { port, token }),
         Err(_) if line.is_empty() => Err(ControlError::new(
             ErrorKind::Failed,
             "the process that would have the task ended at once; the daemon's log says why",

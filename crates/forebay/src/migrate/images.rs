@@ -112,9 +112,9 @@ fn choose(tree_bytes: u64) -> Result<PathBuf, Error> {
         in_memory_bytes: free(Path::new(IN_MEMORY)),
         on_disk_bytes: free(Path::new(ON_DISK)),
     };
-    match plan::place(tree_bytes, &room) {
-        Some(plan::Place::Memory) => Ok(IN_MEMORY.into()),
-        Some(plan::Place::Disk) => Ok(ON_DISK.into()),
+    match plan::image_storage(tree_bytes, &room) {
+        Some(plan::ImageStorage::Memory) => Ok(IN_MEMORY.into()),
+        Some(plan::ImageStorage::Disk) => Ok(ON_DISK.into()),
         None => Err(Error::Failed(format!(
             "there is no room for the image of the task and for its copy ({} each): {} of memory are \
              free, {} in {ON_DISK}",

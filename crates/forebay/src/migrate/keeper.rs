@@ -87,7 +87,7 @@ impl Sink for Print {
 
 /// Where a task is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TaskLocation {
     /// Where it was started.
     Home,
     /// On this machine, with another mount in the place of its own.
@@ -101,14 +101,14 @@ pub(super) enum Place {
     },
 }
 
-impl Place {
+impl TaskLocation {
     /// Whether other files of this machine may not be there.
     fn is_elsewhere(&self) -> bool {
         matches!(self, Self::Node { .. })
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for TaskLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Home => f.write_str(HOME),
@@ -124,7 +124,7 @@ pub(super) struct Keeper {
     record: TaskRecord,
     sink: Arc<dyn Sink>,
     events: Sender<Event>,
-    pub(super) place: Place,
+    pub(super) location: TaskLocation,
     /// Which attempt has made the tree that is the task.
     pub(super) generation: u64,
     pub(super) attempts: u64,
@@ -162,14 +162,14 @@ pub fn run(settings: Settings) -> Result<u8, Error> {
     let task = task.inspect_err(|_| spot.clear())?;
     // Before it begins, and can register.
     cooperation.expect(task.init);
-    let (place, told_of_mounts) = (Place::Home, Arc::new(AtomicBool::new(false)));
+    let (location, told_of_mounts) = (TaskLocation::Home, Arc::new(AtomicBool::new(false)));
     let mut keeper = Keeper {
         settings,
         spot,
         record,
         sink,
         events,
-        place,
+        location,
         generation: 0,
         attempts: 0,
         cooperation,
@@ -225,9 +225,9 @@ impl Keeper {
                 }
                 Event::Lost(generation, why) if generation == self.generation => {
                     let _ = task.take().map(|task| task.ended(None));
-                    let place = &self.place;
+                    let location = &self.location;
                     return Err(Error::Failed(format!(
-                        "the task was at {place}, which is gone: {why}"
+                        "the task was at {location}, which is gone: {why}"
                     )));
                 }
                 Event::Ended(..) | Event::Lost(..) => {}
@@ -282,10 +282,10 @@ impl Keeper {
         let target = self.target(&ask.target.0)?;
         let mount = self.settings.mount.as_deref();
         let below = mount.unwrap_or(Path::new("/")).to_owned();
-        let same_machine = !self.place.is_elsewhere() && !target.is_elsewhere();
+        let same_machine = !self.location.is_elsewhere() && !target.is_elsewhere();
         let looked = body.look(&Route { mount, same_machine }, &below, &self.cooperation)?;
         let Looked { bytes, by_itself } = looked;
-        if target == self.place && (!by_itself || ask.also.is_empty()) {
+        if target == self.location && (!by_itself || ask.also.is_empty()) {
             return Err(Error::Usage(format!("the task is at {target} already")));
         }
         if !by_itself && !ask.also.is_empty() {
@@ -303,16 +303,16 @@ impl Keeper {
             None => Error::Failed(format!("{error}; --images names another directory")),
             Some(_) => error,
         })?;
-        let criu = match (&self.place, &target) {
+        let criu = match (&self.location, &target) {
             _ if by_itself => None,
             // What they have there they look for there.
-            (Place::Node { .. }, Place::Node { .. }) => None,
+            (TaskLocation::Node { .. }, TaskLocation::Node { .. }) => None,
             _ => Some(Criu::find().and_then(|criu| criu.check().map(|()| criu))?),
         };
         let gate = Gate::new(&self.sink);
         self.attempts += 1;
         let host = match &target {
-            Place::Node { number, .. } => Some(self.reach(*number, &below, looked, &gate)?),
+            TaskLocation::Node { number, .. } => Some(self.reach(*number, &below, looked, &gate)?),
             _ => None,
         };
         Ok(Journey { target, criu, below, images, gate, host, nodes, same_machine, bytes })
@@ -365,12 +365,12 @@ impl Keeper {
         let downtime = stopped.elapsed();
         gate.open_after(old.kill());
         going?;
-        let from = std::mem::replace(&mut self.place, target);
+        let from = std::mem::replace(&mut self.location, target);
         self.note();
         Ok(Moved {
             task: format!("{}/{}", self.settings.run, self.settings.job),
             from: from.to_string(),
-            to: self.place.to_string(),
+            to: self.location.to_string(),
             downtime_ms: ms(downtime),
             dump_ms: ms(dumped),
             restore_ms: ms(all.saturating_sub(dumped)),
@@ -387,12 +387,12 @@ impl Keeper {
         criu: Option<&Criu>,
         images: &Images,
         written: &Written,
-        target: &Place,
+        target: &TaskLocation,
         gate: &Arc<Gate>,
     ) -> Result<Body, Error> {
         let criu = criu.ok_or_else(ended)?;
         let mount = match (target, self.settings.mount.as_deref()) {
-            (Place::Mount(real), Some(seen)) => Some((seen, real.as_path())),
+            (TaskLocation::Mount(real), Some(seen)) => Some((seen, real.as_path())),
             _ => None,
         };
         let Written { pipes, stopped, .. } = written.clone();
@@ -423,27 +423,27 @@ impl Keeper {
     }
 
     /// Where somebody wants the task to be.
-    fn target(&self, name: &Path) -> Result<Place, Error> {
+    fn target(&self, name: &Path) -> Result<TaskLocation, Error> {
         let own = self.settings.mount.as_deref();
         let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
         let target = match name {
-            name if name == Path::new(HOME) || own == Some(name) => Place::Home,
-            name if name.is_absolute() => Place::Mount(name.to_owned()),
+            name if name == Path::new(HOME) || own == Some(name) => TaskLocation::Home,
+            name if name.is_absolute() => TaskLocation::Mount(name.to_owned()),
             name => match own {
                 None => return Err(no_mount()),
                 Some(own) => match targets::node(own, &mounts, &name.to_string_lossy())? {
-                    None => Place::Home,
-                    Some((number, host)) => Place::Node { number, host },
+                    None => TaskLocation::Home,
+                    Some((number, host)) => TaskLocation::Node { number, host },
                 },
             },
         };
         let own = own.ok_or_else(no_mount)?;
         // What is on other nodes belongs to the cluster of the mount that the task was started with.
-        let at = |place: &Place| match place {
-            Place::Mount(path) => path.clone(),
-            Place::Home | Place::Node { .. } => own.to_owned(),
+        let at = |location: &TaskLocation| match location {
+            TaskLocation::Mount(path) => path.clone(),
+            TaskLocation::Home | TaskLocation::Node { .. } => own.to_owned(),
         };
-        let (from, to) = (at(&self.place), at(&target));
+        let (from, to) = (at(&self.location), at(&target));
         match from == to {
             true => targets::check_one(own, &mounts)?,
             false => targets::check(&from, &to, &mounts)?,
@@ -454,11 +454,12 @@ impl Keeper {
     pub(super) fn note(&mut self) {
         self.record.migrations += 1;
         self.record.moved_ms = Some(now_ms());
-        self.record.node = match &self.place {
-            Place::Node { number, .. } => Some(*number),
-            Place::Home | Place::Mount(_) => None,
+        self.record.node = match &self.location {
+            TaskLocation::Node { number, .. } => Some(*number),
+            TaskLocation::Home | TaskLocation::Mount(_) => None,
         };
-        self.record.place = (self.place != Place::Home).then(|| self.place.to_string());
+        self.record.place =
+            (self.location != TaskLocation::Home).then(|| self.location.to_string());
         if let Err(error) = self.spot.note(&self.record) {
             crate::commands::warn(&format!("`forebay jobs` shows an old place: {error}"));
         }
@@ -467,7 +468,7 @@ impl Keeper {
 
 /// A migration on its way.
 pub(super) struct Journey {
-    pub(super) target: Place,
+    pub(super) target: TaskLocation,
     criu: Option<Criu>,
     /// Where the task's files are, as it sees them.
     pub(super) below: PathBuf,

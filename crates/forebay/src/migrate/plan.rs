@@ -3,9 +3,9 @@
 /// Bytes of a tree beside its memory: registers, descriptors, names.
 const BESIDE: u64 = 4 << 20;
 
-/// A place for images on this machine.
+/// What holds the images on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ImageStorage {
     /// A directory in memory.
     Memory,
     /// A directory on a disk.
@@ -25,13 +25,13 @@ pub struct Room {
 
 /// Where an image goes: into memory if that leaves enough of it, since the task stands still until it
 /// is written and read. While both copies are there, the tree is in memory twice and its image once.
-pub fn place(tree_bytes: u64, room: &Room) -> Option<Place> {
+pub fn image_storage(tree_bytes: u64, room: &Room) -> Option<ImageStorage> {
     let image = tree_bytes.saturating_add(BESIDE);
     let twice = image.saturating_mul(2);
     if image <= room.in_memory_bytes && twice <= room.memory_bytes / 2 {
-        return Some(Place::Memory);
+        return Some(ImageStorage::Memory);
     }
-    (image <= room.on_disk_bytes && image <= room.memory_bytes).then_some(Place::Disk)
+    (image <= room.on_disk_bytes && image <= room.memory_bytes).then_some(ImageStorage::Disk)
 }
 
 #[cfg(test)]
@@ -43,12 +43,16 @@ mod tests {
     #[test]
     fn place_when_memory_is_plenty_then_there_and_else_on_disk_or_nowhere() {
         let room = Room { memory_bytes: 16 * G, in_memory_bytes: 8 * G, on_disk_bytes: 100 * G };
-        assert_eq!(place(G, &room), Some(Place::Memory));
-        assert_eq!(place(5 * G, &room), Some(Place::Disk), "twice 5 GiB is more than half of 16");
-        assert_eq!(place(20 * G, &room), None, "the copy would not fit into memory");
+        assert_eq!(image_storage(G, &room), Some(ImageStorage::Memory));
+        assert_eq!(
+            image_storage(5 * G, &room),
+            Some(ImageStorage::Disk),
+            "twice 5 GiB is more than half of 16"
+        );
+        assert_eq!(image_storage(20 * G, &room), None, "the copy would not fit into memory");
         let small = Room { in_memory_bytes: G / 2, ..room };
-        assert_eq!(place(G, &small), Some(Place::Disk));
-        assert_eq!(place(G, &Room { on_disk_bytes: G, ..small }), None);
-        assert_eq!(place(u64::MAX, &room), None);
+        assert_eq!(image_storage(G, &small), Some(ImageStorage::Disk));
+        assert_eq!(image_storage(G, &Room { on_disk_bytes: G, ..small }), None);
+        assert_eq!(image_storage(u64::MAX, &room), None);
     }
 }

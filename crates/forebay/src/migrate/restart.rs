@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::body::Body;
 use super::channel::{Beginning, Saved};
 use super::coop;
-use super::keeper::{Journey, Keeper, Place, ended, ms};
+use super::keeper::{Journey, Keeper, TaskLocation, ended, ms};
 use super::protocol::{Ask, Moved};
 use super::refuse::Route;
 use super::remote::Remote;
@@ -75,12 +75,12 @@ impl Keeper {
         }
         self.begin_again(slot, new, &target, &again, &gate)?;
         let downtime = asked.elapsed();
-        let from = std::mem::replace(&mut self.place, target);
+        let from = std::mem::replace(&mut self.location, target);
         self.note();
         Ok(Moved {
             task: format!("{}/{}", self.settings.run, self.settings.job),
             from: from.to_string(),
-            to: self.place.to_string(),
+            to: self.location.to_string(),
             downtime_ms: ms(downtime),
             dump_ms: ms(saving),
             restore_ms: ms(downtime.saturating_sub(saving)),
@@ -97,7 +97,7 @@ impl Keeper {
         &mut self,
         slot: &mut Option<Body>,
         new: Body,
-        target: &Place,
+        target: &TaskLocation,
         again: &Again,
         gate: &Arc<Gate>,
     ) -> Result<(), Error> {
@@ -114,16 +114,16 @@ impl Keeper {
             return Ok(());
         };
         drop(new);
-        let place = self.place.clone();
+        let location = self.location.clone();
         self.attempts += 1;
         let back = match &mut old {
             Body::There(host) => {
                 self.beginning(again).and_then(|it| host.start(&it)).map(|()| None)
             }
-            Body::Here(_) => self.start_here(&place, again, gate).map(Some),
+            Body::Here(_) => self.start_here(&location, again, gate).map(Some),
         };
         let lost = |error: Error| {
-            Error::Failed(format!("it can't be started at {place} again, either: {error}"))
+            Error::Failed(format!("it can't be started at {location} again, either: {error}"))
         };
         match back.map_err(lost)? {
             // The one at the node has the number of the one before.
@@ -158,7 +158,7 @@ impl Keeper {
     /// The task as it is to be at the target, where it waits.
     fn start_again(
         &self,
-        target: &Place,
+        target: &TaskLocation,
         host: Option<Remote>,
         again: &Again,
         gate: &Arc<Gate>,
@@ -172,10 +172,15 @@ impl Keeper {
         }
     }
 
-    fn start_here(&self, at: &Place, again: &Again, gate: &Arc<Gate>) -> Result<Task, Error> {
+    fn start_here(
+        &self,
+        at: &TaskLocation,
+        again: &Again,
+        gate: &Arc<Gate>,
+    ) -> Result<Task, Error> {
         let mut start = self.start(again);
         start.mount = match (at, self.settings.mount.clone()) {
-            (Place::Mount(real), Some(seen)) => Some((seen, real.clone())),
+            (TaskLocation::Mount(real), Some(seen)) => Some((seen, real.clone())),
             _ => None,
         };
         start.set(coop::VARIABLE, self.cooperation.socket());

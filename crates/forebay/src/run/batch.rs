@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 256 << 20;
 #[serde(deny_unknown_fields, default)]
 struct Batch {
     defaults: Needs,
-    jobs: Vec<Entry>,
+    jobs: Vec<JobSpec>,
 }
 
 /// What a job needs; what is left out comes from the defaults of the batch, then of the command line.
@@ -33,9 +33,10 @@ struct Needs {
     env: BTreeMap<String, String>,
 }
 
+/// A job as it stands in the file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct JobSpec {
     name: Option<String>,
     command: Command,
     #[serde(default)]
@@ -135,9 +136,9 @@ pub fn read(path: &Path, like: &Job, names: &Names) -> Result<Vec<Job>, Error> {
     }
     let defaults = batch.defaults;
     let jobs = batch.jobs.into_iter().enumerate();
-    jobs.map(|(at, entry)| {
-        let name = entry.name.clone().unwrap_or_else(|| format!("job-{}", at + 1));
-        to_job(entry, &name, &defaults, like, names).map_err(|error| match error {
+    jobs.map(|(at, spec)| {
+        let name = spec.name.clone().unwrap_or_else(|| format!("job-{}", at + 1));
+        to_job(spec, &name, &defaults, like, names).map_err(|error| match error {
             Error::Usage(why) => wrong(&format!("job {name:?}: {why}")),
             other => other,
         })
@@ -146,33 +147,33 @@ pub fn read(path: &Path, like: &Job, names: &Names) -> Result<Vec<Job>, Error> {
 }
 
 fn to_job(
-    entry: Entry,
+    spec: JobSpec,
     name: &str,
     defaults: &Needs,
     like: &Job,
     names: &Names,
 ) -> Result<Job, Error> {
-    let dir = entry.dir.or_else(|| defaults.dir.clone());
+    let dir = spec.dir.or_else(|| defaults.dir.clone());
     let dir = dir.map_or_else(|| like.dir.clone(), |dir| like.dir.join(dir));
-    let memory = entry.memory.or_else(|| defaults.memory.clone());
+    let memory = spec.memory.or_else(|| defaults.memory.clone());
     let memory = memory.map_or(Ok(like.memory_bytes), |size| size.bytes());
     let mut env = like.env.clone();
     env.extend(defaults.env.clone());
-    env.extend(entry.env);
-    let inputs = entry.inputs.list();
+    env.extend(spec.env);
+    let inputs = spec.inputs.list();
     Ok(Job {
         name: name.to_owned(),
-        command: match entry.command {
+        command: match spec.command {
             Command::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.into()],
             Command::Words(words) => words.into_iter().map(Into::into).collect(),
         },
         inputs: names.inputs(inputs.iter().map(AsRef::as_ref), &dir)?,
-        outputs: entry.outputs.list().iter().map(|path| names.path(path.as_ref(), &dir)).collect(),
-        after: entry.after.list(),
-        cores: entry.cores.or(defaults.cores).unwrap_or(like.cores),
+        outputs: spec.outputs.list().iter().map(|path| names.path(path.as_ref(), &dir)).collect(),
+        after: spec.after.list(),
+        cores: spec.cores.or(defaults.cores).unwrap_or(like.cores),
         memory_bytes: memory.map_err(|why| Error::Usage(format!("memory: {why}")))?,
-        seconds: entry.seconds.or(defaults.seconds).unwrap_or(like.seconds),
-        retries: entry.retries.or(defaults.retries).unwrap_or(like.retries),
+        seconds: spec.seconds.or(defaults.seconds).unwrap_or(like.seconds),
+        retries: spec.retries.or(defaults.retries).unwrap_or(like.retries),
         dir,
         env,
     })

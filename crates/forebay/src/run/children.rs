@@ -14,9 +14,10 @@ use super::local::Event;
 use super::watch::Watch;
 
 /// The processes of a run. One thread waits for all of them.
-pub struct Children(Arc<Shared>);
+pub struct Children(Arc<ChildTable>);
 
-struct Shared {
+/// The processes that live, for those who start them and the thread that waits for them.
+struct ChildTable {
     live: Mutex<Live>,
     more: Condvar,
 }
@@ -27,7 +28,7 @@ struct Live {
     watch: Watch,
 }
 
-impl Shared {
+impl ChildTable {
     fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,7 +39,7 @@ impl Children {
     pub fn new(run: &str, events: Sender<Event>) -> io::Result<Self> {
         let live = Live { numbers: HashMap::new(), watch: Watch::start(run)? };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let shared = Arc::new(Shared { live: Mutex::new(live), more: Condvar::new() });
+        let shared = Arc::new(ChildTable { live: Mutex::new(live), more: Condvar::new() });
         let for_thread = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("children".into())
@@ -133,7 +134,7 @@ pub fn code_of(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-fn reap(shared: &Shared, events: &Sender<Event>) {
+fn reap(shared: &ChildTable, events: &Sender<Event>) {
     loop {
         let Some(pid) = next_ended() else {
             let pause = std::time::Duration::from_millis(200);

@@ -56,17 +56,17 @@ pub struct RunSettings {
     /// Nothing is said of jobs that begin and end.
     pub quiet: bool,
     /// Jobs can be migrated.
-    pub kept: Option<Kept>,
+    pub migratable: Option<MigratableRun>,
 }
 
 /// How jobs are run that can be migrated: each by a process that keeps it (`forebay run-task`).
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct MigratableRun {
     /// The mount of their files.
     pub mount: Option<PathBuf>,
 }
 
-impl Kept {
+impl MigratableRun {
     /// A job, as the process that keeps it is started.
     fn wrapped(&self, job: &Job, run: &str) -> std::io::Result<Job> {
         let mut command: Vec<OsString> = vec![launch::program()?.into()];
@@ -249,11 +249,11 @@ impl<'a> Local<'a> {
     fn spawn(&mut self, number: usize, again: bool) -> Result<(i32, u8), (i32, String)> {
         let job = &self.jobs[number];
         let failed = |what: &dyn std::fmt::Display| (1, what.to_string());
-        let kept = self.settings.kept.as_ref();
-        let kept = kept.map(|kept| kept.wrapped(job, &self.keeper.record.run)).transpose();
-        let kept = kept.map_err(|error| failed(&error))?;
+        let migratable = self.settings.migratable.as_ref();
+        let wrapped = migratable.map(|run| run.wrapped(job, &self.keeper.record.run)).transpose();
+        let wrapped = wrapped.map_err(|error| failed(&error))?;
         let piped = matches!(self.settings.output, Output::Lines { .. });
-        let mut command = command(kept.as_ref().unwrap_or(job), piped);
+        let mut command = command(wrapped.as_ref().unwrap_or(job), piped);
         command.env("FOREBAY_JOB", &job.name).env("FOREBAY_RUN", &self.keeper.record.run);
         if let Output::Files(dir) = &self.settings.output {
             let (out, err) =

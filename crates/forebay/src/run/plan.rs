@@ -17,7 +17,7 @@ const STORE_RATE: f64 = 500e6;
 
 /// A node that jobs may run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ComputeNode {
     /// Its number in the cluster; none without one.
     pub number: Option<u16>,
     /// Its host.
@@ -39,21 +39,21 @@ pub fn queue(
     before: &[Vec<usize>],
     inputs: &[PathBuf],
     known: &[Known],
-    places: &[Place],
+    compute_nodes: &[ComputeNode],
 ) -> Result<Queue, Error> {
-    let alone = places.len() == 1;
-    let node = |place: &Place| Node {
-        slots: place.machine.cores,
-        memory_bytes: place.machine.memory_bytes,
+    let alone = compute_nodes.len() == 1;
+    let node = |compute_node: &ComputeNode| Node {
+        slots: compute_node.machine.cores,
+        memory_bytes: compute_node.machine.memory_bytes,
         store: STORE_RATE,
         ..Node::with_rate(if alone { f64::INFINITY } else { 2.0 * STORE_RATE })
     };
-    let nodes = places.iter().map(node).collect();
+    let nodes = compute_nodes.iter().map(node).collect();
     let mut queue = Queue::new(nodes, f64::INFINITY).map_err(unsound)?;
     let mut numbers: HashMap<&PathBuf, u64> = HashMap::new();
     for (at, path) in inputs.iter().enumerate() {
         numbers.insert(path, at as u64);
-        let (size, holders) = location(&known[at], places);
+        let (size, holders) = location(&known[at], compute_nodes);
         queue.file(at as u64, size, &holders);
     }
     for path in jobs.iter().flat_map(|job| &job.outputs) {
@@ -80,15 +80,17 @@ pub fn queue(
 
 /// The bytes of a file that are to be brought, and to which nodes they need not be. Of a file that is
 /// there in part, on a single node the rest alone counts.
-fn location(known: &Known, places: &[Place]) -> (u64, Vec<usize>) {
-    if let [_] = places {
+fn location(known: &Known, compute_nodes: &[ComputeNode]) -> (u64, Vec<usize>) {
+    if let [_] = compute_nodes {
         let missing = known.size - known.resident;
         // What the daemon knows nothing of is read where it is.
         let there = missing == 0 || !known.by_daemon;
         return (missing, if there { vec![0] } else { vec![] });
     }
-    let has = |place: &Place| place.number.is_some_and(|number| known.nodes.contains(&number));
-    let holders = places.iter().enumerate().filter(|(_, place)| has(place));
+    let has = |compute_node: &ComputeNode| {
+        compute_node.number.is_some_and(|number| known.nodes.contains(&number))
+    };
+    let holders = compute_nodes.iter().enumerate().filter(|(_, compute_node)| has(compute_node));
     (known.size, holders.map(|(at, _)| at).collect())
 }
 
@@ -143,9 +145,9 @@ mod tests {
         }
     }
 
-    fn place(number: Option<u16>, cores: u32) -> Place {
+    fn compute_node(number: Option<u16>, cores: u32) -> ComputeNode {
         let machine = Machine { cores, memory_bytes: u64::MAX };
-        Place { number, host: format!("n{number:?}"), machine }
+        ComputeNode { number, host: format!("n{number:?}"), machine }
     }
 
     fn known(size: u64, resident: u64, nodes: &[u16]) -> Known {
@@ -170,7 +172,7 @@ mod tests {
             Known { size: 9000, ..Known::default() },
         ];
         let before = vec![vec![]; jobs.len()];
-        let queue = queue(&jobs, &before, &inputs, &files, &[place(None, 2)]).unwrap();
+        let queue = queue(&jobs, &before, &inputs, &files, &[compute_node(None, 2)]).unwrap();
         let order: Vec<&str> = queue.line(0).map(|job| jobs[job as usize].name.as_str()).collect();
         assert_eq!(order, ["warm", "elsewhere", "half", "cold", "shares"]);
     }
@@ -181,8 +183,8 @@ mod tests {
         let before = [vec![], vec![], vec![0]];
         let inputs = inputs_of(&jobs);
         let files = [known(1 << 30, 0, &[7]), known(1 << 30, 0, &[4]), Known::default()];
-        let places = [place(Some(4), 1), place(Some(7), 1)];
-        let queue = queue(&jobs, &before, &inputs, &files, &places).unwrap();
+        let compute_nodes = [compute_node(Some(4), 1), compute_node(Some(7), 1)];
+        let queue = queue(&jobs, &before, &inputs, &files, &compute_nodes).unwrap();
         let placed = queue.placement();
         assert_eq!((placed[&0], placed[&1]), (1, 0));
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::job::{Job, Machine};
-use super::plan::Place;
+use super::plan::ComputeNode;
 use crate::control::{ClusterStatus, NodeState};
 use crate::error::Error;
 
@@ -92,7 +92,7 @@ fn host_of(address: &str) -> &str {
 
 /// The nodes of Slurm with the numbers that they have in the cluster of the mount, by their addresses
 /// and names.
-pub fn places(slurm: &[SlurmNode], cluster: Option<&ClusterStatus>) -> Vec<Place> {
+pub fn compute_nodes(slurm: &[SlurmNode], cluster: Option<&ClusterStatus>) -> Vec<ComputeNode> {
     let number = |node: &SlurmNode| {
         let there: Vec<_> =
             cluster?.nodes.iter().filter(|one| one.state == NodeState::Up).collect();
@@ -107,7 +107,11 @@ pub fn places(slurm: &[SlurmNode], cluster: Option<&ClusterStatus>) -> Vec<Place
     };
     let usable = slurm.iter().filter(|node| node.usable && node.machine.cores > 0);
     usable
-        .map(|node| Place { number: number(node), host: node.name.clone(), machine: node.machine })
+        .map(|node| ComputeNode {
+            number: number(node),
+            host: node.name.clone(),
+            machine: node.machine,
+        })
         .collect()
 }
 
@@ -320,8 +324,9 @@ mod tests {
             ],
             ..ClusterStatus::default()
         };
-        let places = places(&nodes, Some(&status));
-        let numbers: Vec<_> = places.iter().map(|one| (one.host.as_str(), one.number)).collect();
+        let compute_nodes = compute_nodes(&nodes, Some(&status));
+        let numbers: Vec<_> =
+            compute_nodes.iter().map(|one| (one.host.as_str(), one.number)).collect();
         let expected = [("n1", Some(2)), ("n2", Some(1)), ("n4", None), ("n6", Some(5))];
         assert_eq!(numbers, expected);
     }

@@ -60,7 +60,7 @@ pub use nodes::NodeReport;
 pub(crate) use pages::Seen;
 use peers::Peers;
 pub(crate) use redundancy::REDUNDANCY;
-pub use redundancy::{Kept, SafetyReport};
+pub use redundancy::{FileTotals, SafetyReport};
 pub use terms::{
     ClusterReport, ClusterTerms, NewTerms, cluster_terms, look_at_cluster, set_cluster_terms,
 };

@@ -59,7 +59,7 @@ impl Who {
 
 /// One entry: who, and what is allowed (read 4, write 2, execute 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct AclEntry {
     /// Whom it is about.
     pub who: Who,
     /// Permission bits, 0 to 7.
@@ -69,12 +69,12 @@ pub struct Entry {
 /// A valid list: owner, owning group and others exactly once, a mask if users or groups are named,
 /// nobody twice, in the order of [`Who`] (named users and groups keep the order they came in).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Acl(Vec<Entry>);
+pub struct Acl(Vec<AclEntry>);
 
 impl Acl {
     /// Checks the rules.
-    pub fn new(entries: Vec<Entry>) -> Option<Self> {
-        let rank = |entry: &Entry| entry.who.to_wire().0;
+    pub fn new(entries: Vec<AclEntry>) -> Option<Self> {
+        let rank = |entry: &AclEntry| entry.who.to_wire().0;
         let sorted = entries.windows(2).all(|pair| rank(&pair[0]) <= rank(&pair[1]));
         let count = |who: Who| entries.iter().filter(|entry| entry.who == who).count();
         let named = entries.iter().any(|e| matches!(e.who, Who::User(_) | Who::Group(_)));
@@ -100,9 +100,9 @@ impl Acl {
         let entries = entries.chunks_exact(ENTRY_BYTES).map(|raw| {
             let id = u32::from_le_bytes([raw[4], raw[5], raw[6], raw[7]]);
             let who = Who::from_wire(u16::from_le_bytes([raw[0], raw[1]]), id)?;
-            Some(Entry { who, perm: u16::from_le_bytes([raw[2], raw[3]]) })
+            Some(AclEntry { who, perm: u16::from_le_bytes([raw[2], raw[3]]) })
         });
-        let entries: Option<Vec<Entry>> = entries.collect();
+        let entries: Option<Vec<AclEntry>> = entries.collect();
         entries.and_then(Self::new).map(Some).ok_or(Malformed)
     }
 
@@ -192,7 +192,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn acl(entries: &[(Who, u16)]) -> Acl {
-        let entries = entries.iter().map(|&(who, perm)| Entry { who, perm }).collect();
+        let entries = entries.iter().map(|&(who, perm)| AclEntry { who, perm }).collect();
         Acl::new(entries).expect("valid")
     }
 
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn parse_when_rules_are_broken_then_refused() {
-        let entry = |who, perm| Entry { who, perm };
+        let entry = |who, perm| AclEntry { who, perm };
         let base = [entry(Who::Owner, 7), entry(Who::OwningGroup, 5), entry(Who::Other, 5)];
         let mut unmasked = base.to_vec();
         unmasked.insert(1, entry(Who::User(5), 7));

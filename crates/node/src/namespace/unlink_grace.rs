@@ -26,10 +26,11 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Replaced files, oldest first.
 #[derive(Default)]
-pub(crate) struct UnlinkGrace(Mutex<Waiting>);
+pub(crate) struct UnlinkGrace(Mutex<ReplacedFiles>);
 
+/// Files that can still be opened, and who sees to them.
 #[derive(Default)]
-struct Waiting {
+struct ReplacedFiles {
     files: VecDeque<(Instant, Ino)>,
     /// A thread sees to them.
     attended: bool,
@@ -37,7 +38,7 @@ struct Waiting {
     going: bool,
 }
 
-impl Waiting {
+impl ReplacedFiles {
     fn take_due(&mut self, now: Instant) -> Vec<Ino> {
         let due = self.files.iter().take_while(|(since, _)| now - *since >= GRACE).count();
         self.going = due > 0;
@@ -56,9 +57,9 @@ impl UnlinkGrace {
     pub fn take(&self, until: Instant) -> Option<Vec<Ino>> {
         loop {
             {
-                let mut waiting = self.0.lock();
-                if !waiting.going {
-                    return Some(waiting.files.drain(..).map(|(_, ino)| ino).collect());
+                let mut replaced = self.0.lock();
+                if !replaced.going {
+                    return Some(replaced.files.drain(..).map(|(_, ino)| ino).collect());
                 }
             }
             if Instant::now() >= until {
@@ -72,11 +73,11 @@ impl UnlinkGrace {
 impl Node {
     /// Lets go of a replaced file in a while. It is an orphan; who has it open keeps it longer.
     pub(crate) fn begin_unlink_grace(&self, ino: Ino) {
-        let mut waiting = self.names.unlink_grace.0.lock();
-        waiting.files.push_back((clock::now(), ino));
-        let oldest = if waiting.files.len() > MAX { waiting.files.pop_front() } else { None };
-        let start = !std::mem::replace(&mut waiting.attended, true);
-        drop(waiting);
+        let mut replaced = self.names.unlink_grace.0.lock();
+        replaced.files.push_back((clock::now(), ino));
+        let oldest = if replaced.files.len() > MAX { replaced.files.pop_front() } else { None };
+        let start = !std::mem::replace(&mut replaced.attended, true);
+        drop(replaced);
         if let Some((_, oldest)) = oldest {
             self.let_go(oldest);
         }
@@ -87,8 +88,8 @@ impl Node {
 
     /// Lets go of all replaced files at once.
     pub(crate) fn let_go_of_replaced(&self) {
-        let waiting = std::mem::take(&mut self.names.unlink_grace.0.lock().files);
-        for (_, ino) in waiting {
+        let replaced = std::mem::take(&mut self.names.unlink_grace.0.lock().files);
+        for (_, ino) in replaced {
             self.let_go(ino);
         }
     }
@@ -114,13 +115,13 @@ impl Node {
 
     /// Lets go of the replaced files whose time is over; says whether there are more.
     pub(crate) fn let_go_of_due(&self) -> bool {
-        let mut waiting = self.names.unlink_grace.0.lock();
-        let due = waiting.take_due(clock::now());
-        if due.is_empty() && waiting.files.is_empty() {
-            waiting.attended = false;
+        let mut replaced = self.names.unlink_grace.0.lock();
+        let due = replaced.take_due(clock::now());
+        if due.is_empty() && replaced.files.is_empty() {
+            replaced.attended = false;
             return false;
         }
-        drop(waiting);
+        drop(replaced);
         for ino in due {
             self.let_go(ino);
         }
@@ -192,13 +193,13 @@ mod tests {
     #[test]
     fn due_when_the_grace_has_passed() {
         let begin = Instant::now();
-        let mut waiting = Waiting::default();
-        waiting.files.push_back((begin, Ino(5)));
-        waiting.files.push_back((begin + GRACE, Ino(6)));
-        assert!(waiting.take_due(begin).is_empty());
-        assert_eq!(waiting.take_due(begin + GRACE), [Ino(5)]);
-        assert_eq!(waiting.take_due(begin + 2 * GRACE), [Ino(6)]);
-        assert!(waiting.take_due(begin + 2 * GRACE).is_empty() && !waiting.going);
+        let mut replaced = ReplacedFiles::default();
+        replaced.files.push_back((begin, Ino(5)));
+        replaced.files.push_back((begin + GRACE, Ino(6)));
+        assert!(replaced.take_due(begin).is_empty());
+        assert_eq!(replaced.take_due(begin + GRACE), [Ino(5)]);
+        assert_eq!(replaced.take_due(begin + 2 * GRACE), [Ino(6)]);
+        assert!(replaced.take_due(begin + 2 * GRACE).is_empty() && !replaced.going);
     }
 
     #[test]
@@ -206,10 +207,10 @@ mod tests {
         let grace = UnlinkGrace::default();
         let begin = Instant::now();
         {
-            let mut waiting = grace.0.lock();
-            waiting.files.push_back((begin, Ino(5)));
-            waiting.files.push_back((begin + GRACE, Ino(6)));
-            assert_eq!(waiting.take_due(begin + GRACE), [Ino(5)]);
+            let mut replaced = grace.0.lock();
+            replaced.files.push_back((begin, Ino(5)));
+            replaced.files.push_back((begin + GRACE, Ino(6)));
+            assert_eq!(replaced.take_due(begin + GRACE), [Ino(5)]);
         }
         assert_eq!(grace.take(Instant::now()), None);
         grace.0.lock().going = false;

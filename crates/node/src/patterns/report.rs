@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use forebay_profile::paper;
-use forebay_profile::pattern::{Entry, Row};
+use forebay_profile::pattern::{Row, RowAccesses};
 use forebay_types::Ino;
 
 use super::{ROW, Recording};
@@ -84,10 +84,10 @@ pub struct SimilarTasks {
 
 pub(super) fn of(node: &Node, recording: &Recording, lost: u64) -> Patterns {
     let tasks: Vec<(u64, &forebay_profile::profiler::Task)> = recording.profiler.tasks().collect();
-    let entries = |task: &forebay_profile::profiler::Task| -> Vec<Entry> {
+    let entries = |task: &forebay_profile::profiler::Task| -> Vec<RowAccesses> {
         task.recent().flat_map(|pattern| pattern.entries().iter().copied()).collect()
     };
-    let all: Vec<(u64, Vec<Entry>)> =
+    let all: Vec<(u64, Vec<RowAccesses>)> =
         tasks.iter().map(|(number, task)| (*number, entries(task))).collect();
     let times = || all.iter().flat_map(|(_, entries)| entries.iter().map(|entry| entry.at));
     let (from, to) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
@@ -121,7 +121,7 @@ pub(super) fn of(node: &Node, recording: &Recording, lost: u64) -> Patterns {
 }
 
 fn task_of(
-    entries: &[Entry],
+    entries: &[RowAccesses],
     label: String,
     pid: u32,
     from: u64,

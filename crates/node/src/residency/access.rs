@@ -25,13 +25,14 @@ const BATCH: usize = 32;
 /// Access times that the records do not show yet.
 #[derive(Default)]
 pub(crate) struct Accesses {
-    waiting: Mutex<Waiting>,
-    /// As in `waiting`, for those who only look.
+    pending: Mutex<PendingTimes>,
+    /// As in `pending`, for those who only look.
     count: AtomicUsize,
 }
 
+/// Access times that are to be written to the records.
 #[derive(Default)]
-struct Waiting {
+struct PendingTimes {
     /// The record's access time when it was noted, and the newer one.
     times: HashMap<u64, (Timestamp, Timestamp)>,
     /// A job sees to them.
@@ -44,7 +45,7 @@ impl Accesses {
         if self.count.load(Ordering::Acquire) == 0 {
             return known;
         }
-        match self.waiting.lock().times.get(&ino.0) {
+        match self.pending.lock().times.get(&ino.0) {
             Some((then, seen)) if *then == known => *seen,
             _ => known,
         }
@@ -53,26 +54,26 @@ impl Accesses {
     /// The access time of an inode is set to something else.
     pub(crate) fn forget(&self, ino: Ino) {
         if self.count.load(Ordering::Acquire) > 0 {
-            let mut waiting = self.waiting.lock();
-            waiting.times.remove(&ino.0);
-            self.count.store(waiting.times.len(), Ordering::Release);
+            let mut pending = self.pending.lock();
+            pending.times.remove(&ino.0);
+            self.count.store(pending.times.len(), Ordering::Release);
         }
     }
 
     /// Notes a newer one. True: somebody has to see to them.
     fn note(&self, ino: Ino, known: Timestamp, seen: Timestamp) -> bool {
-        let mut waiting = self.waiting.lock();
-        if waiting.times.len() >= MAX && !waiting.times.contains_key(&ino.0) {
+        let mut pending = self.pending.lock();
+        if pending.times.len() >= MAX && !pending.times.contains_key(&ino.0) {
             return false;
         }
-        waiting.times.insert(ino.0, (known, seen));
-        self.count.store(waiting.times.len(), Ordering::Release);
-        !std::mem::replace(&mut waiting.attended, true)
+        pending.times.insert(ino.0, (known, seen));
+        self.count.store(pending.times.len(), Ordering::Release);
+        !std::mem::replace(&mut pending.attended, true)
     }
 
     fn all(&self) -> Vec<Accessed> {
-        let waiting = self.waiting.lock();
-        let accessed = waiting.times.iter().map(|(&ino, &(known, seen))| Accessed {
+        let pending = self.pending.lock();
+        let accessed = pending.times.iter().map(|(&ino, &(known, seen))| Accessed {
             ino: Ino(ino),
             known,
             seen,
@@ -82,13 +83,13 @@ impl Accesses {
 
     /// They are in their records now, but for those that were noted anew.
     fn written(&self, accessed: &[Accessed]) {
-        let mut waiting = self.waiting.lock();
+        let mut pending = self.pending.lock();
         for Accessed { ino, known, seen } in accessed {
-            if waiting.times.get(&ino.0) == Some(&(*known, *seen)) {
-                waiting.times.remove(&ino.0);
+            if pending.times.get(&ino.0) == Some(&(*known, *seen)) {
+                pending.times.remove(&ino.0);
             }
         }
-        self.count.store(waiting.times.len(), Ordering::Release);
+        self.count.store(pending.times.len(), Ordering::Release);
     }
 }
 
@@ -96,7 +97,7 @@ impl Residency {
     /// The access time of a file has moved from `known` to `seen`.
     pub(crate) fn note_access(&self, ino: Ino, known: Timestamp, seen: Timestamp) {
         if self.accesses.note(ino, known, seen) && !self.later(Residency::attend_to_accesses) {
-            self.accesses.waiting.lock().attended = false;
+            self.accesses.pending.lock().attended = false;
         }
     }
 
@@ -104,10 +105,10 @@ impl Residency {
         loop {
             std::thread::sleep(GATHER);
             self.write_accesses();
-            let mut waiting = self.accesses.waiting.lock();
+            let mut pending = self.accesses.pending.lock();
             // A daemon that comes to rest does not wait for its users to pause.
-            if waiting.times.is_empty() || self.stopping.load(Ordering::Acquire) {
-                waiting.attended = false;
+            if pending.times.is_empty() || self.stopping.load(Ordering::Acquire) {
+                pending.attended = false;
                 return;
             }
         }

@@ -35,7 +35,7 @@ const MAX_NOTES: u64 = 1 << 20;
 
 /// Removed files whose bytes are still there.
 #[derive(Default)]
-pub(crate) struct Removals(Mutex<Waiting>, OnceLock<File>, Spills, Mutex<Tombs>);
+pub(crate) struct Removals(Mutex<RemovalQueue>, OnceLock<File>, Spills, Mutex<Tombs>);
 
 /// In a cluster, dirty files of which the namespace has no record. One that this node has released was
 /// removed; of any other it is not known that it was, as nobody else removes the record of a file
@@ -74,8 +74,9 @@ impl DueSpills {
     }
 }
 
+/// Files whose bytes are to be removed.
 #[derive(Default)]
-struct Waiting {
+struct RemovalQueue {
     files: VecDeque<Ino>,
     /// A job sees to them.
     attended: bool,
@@ -174,14 +175,14 @@ impl Residency {
     /// Drops the bytes of a removed file that nobody uses, in a moment.
     pub(crate) fn discard_soon(&self, ino: Ino) {
         self.note_removed(ino);
-        let mut waiting = self.removals.0.lock();
-        if waiting.files.len() >= MAX {
-            drop(waiting);
+        let mut queue = self.removals.0.lock();
+        if queue.files.len() >= MAX {
+            drop(queue);
             return self.discard_data(ino);
         }
-        waiting.files.push_back(ino);
-        let start = !std::mem::replace(&mut waiting.attended, true);
-        drop(waiting);
+        queue.files.push_back(ino);
+        let start = !std::mem::replace(&mut queue.attended, true);
+        drop(queue);
         if start && !self.later(Residency::attend_to_removals) {
             self.removals.0.lock().attended = false;
             self.discard_removed();
@@ -266,10 +267,10 @@ impl Residency {
         loop {
             std::thread::sleep(GATHER);
             self.discard_removed();
-            let mut waiting = self.removals.0.lock();
+            let mut queue = self.removals.0.lock();
             // A daemon that comes to rest does not wait for its users to pause.
-            if waiting.files.is_empty() || self.stopping.load(Ordering::Acquire) {
-                waiting.attended = false;
+            if queue.files.is_empty() || self.stopping.load(Ordering::Acquire) {
+                queue.attended = false;
                 let notes = self.removals.1.get().and_then(|file| file.metadata().ok());
                 if notes.is_some_and(|notes| notes.len() > MAX_NOTES) {
                     self.forget_removal_notes();

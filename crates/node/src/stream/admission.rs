@@ -91,7 +91,7 @@ impl Node {
             streams.tell_refused(file.ino.0, RefusedStream { path, rate, why });
             Ok(None)
         };
-        let Some(place) = streams.enter() else {
+        let Some(permit) = streams.enter() else {
             return refuse(Rejected::of_places(super::MAX));
         };
         let own = match own_description(&*backing) {
@@ -107,7 +107,7 @@ impl Node {
                 let size = backing.len()?;
                 let startup = nanos(stream.first_byte_within());
                 self.keep_beginning(Opening { title: file.ino.0, size, rate, startup }, start);
-                let stream = OpenStream::new(place, stream, file.ino, rate, backing, size, start);
+                let stream = OpenStream::new(permit, stream, file.ino, rate, backing, size, start);
                 Ok(Some(Arc::new(stream)))
             }
             Err(OpenError::Rejected(why)) => refuse(why),

@@ -90,7 +90,7 @@ impl Node {
             tracing::warn!(%ino, reason = %why.reason, why = %why.message, "a stream goes on without a guarantee");
             here.tell_refused(ino.0, RefusedStream { path: shown.clone(), rate, why });
         };
-        let Some(place) = streams.enter() else {
+        let Some(permit) = streams.enter() else {
             refuse(Rejected::of_places(super::MAX));
             return Ok(());
         };
@@ -110,7 +110,7 @@ impl Node {
                 Err(why) => return refused(why),
             };
             let Some(node) = this.upgrade() else { return };
-            let stream = OpenStream::new(place, stream, ino, rate, backing, size, start);
+            let stream = OpenStream::new(permit, stream, ino, rate, backing, size, start);
             // Closed meanwhile, it is closed here, too.
             if let Some(handle) = node.handles.get(fh) {
                 let _ = handle.stream.set(Arc::new(stream));

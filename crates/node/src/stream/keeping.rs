@@ -20,7 +20,7 @@ use crate::residency::files::FileRef;
 const HALF_LIFE: u64 = 3_600 * Tick::SECOND;
 
 /// What is worth keeping, and what is on its way.
-pub(super) struct Kept {
+pub(super) struct KeptTitles {
     begun: Instant,
     popular: Popular<u64>,
     /// Those that are kept whole.
@@ -28,11 +28,11 @@ pub(super) struct Kept {
     fetched: HashSet<u64>,
 }
 
-impl Kept {
+impl KeptTitles {
     pub fn new(beginnings: u64, titles: u64, extent: u64) -> Self {
         let popular = Popular::new(beginnings, extent, HALF_LIFE);
         let whole = Popular::new(titles, extent, HALF_LIFE);
-        Kept { begun: Instant::now(), popular, whole, fetched: HashSet::new() }
+        KeptTitles { begun: Instant::now(), popular, whole, fetched: HashSet::new() }
     }
 }
 

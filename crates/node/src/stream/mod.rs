@@ -36,7 +36,7 @@ use crate::pool::Pool;
 
 pub(crate) use admission::{RATE, STATE};
 pub use hand_over::CarriedStream;
-use keeping::Kept;
+use keeping::KeptTitles;
 pub(crate) use reading::OpenStream;
 
 /// The memory of streams is handed out in pieces of this size.
@@ -92,7 +92,7 @@ pub struct Streams {
     readers: Pool,
     count: AtomicUsize,
     told: Mutex<Told>,
-    kept: Option<Mutex<Kept>>,
+    kept: Option<Mutex<KeptTitles>>,
 }
 
 /// What [`STATE`] says.
@@ -135,7 +135,7 @@ impl Streams {
         let readers = Pool::new(2 * MAX, QUEUED);
         let (beginnings, titles) = (config.beginnings, config.titles);
         let kept = (beginnings > 0 || titles > 0)
-            .then(|| Mutex::new(Kept::new(beginnings, titles, extent)));
+            .then(|| Mutex::new(KeptTitles::new(beginnings, titles, extent)));
         let (count, told) = (AtomicUsize::new(0), Mutex::default());
         Ok(Arc::new(Streams { service, readers, count, told, kept }))
     }
@@ -162,10 +162,10 @@ impl Streams {
     }
 
     /// A place for one stream more, unless there are too many.
-    fn enter(self: &Arc<Self>) -> Option<Place> {
+    fn enter(self: &Arc<Self>) -> Option<StreamPermit> {
         let more = |count: usize| (count < MAX).then_some(count + 1);
         self.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Place(Arc::clone(self)))
+        Some(StreamPermit(Arc::clone(self)))
     }
 
     fn tell_open(&self, ino: u64, rate: u64, first_byte_within: Duration) {
@@ -197,9 +197,9 @@ impl Streams {
 }
 
 /// Counts one stream while it lives.
-struct Place(Arc<Streams>);
+struct StreamPermit(Arc<Streams>);
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::AcqRel);
     }

@@ -18,7 +18,7 @@ use crate::node::Node;
 use crate::residency::files::FileRef;
 use crate::residency::overlay::compose;
 
-use super::Place;
+use super::StreamPermit;
 use super::hand_over::{self, CarriedStream};
 use super::window::{Way, Window};
 
@@ -30,7 +30,7 @@ pub struct OpenStream {
     size: u64,
     rate: u64,
     held: Mutex<Held>,
-    place: Place,
+    permit: StreamPermit,
 }
 
 struct Held {
@@ -42,7 +42,7 @@ struct Held {
 
 impl OpenStream {
     pub(super) fn new(
-        place: Place,
+        permit: StreamPermit,
         stream: Stream,
         ino: Ino,
         rate: u64,
@@ -52,9 +52,9 @@ impl OpenStream {
     ) -> Self {
         // What is on a tier is there at once.
         let within = if start > 0 { Duration::ZERO } else { stream.first_byte_within() };
-        place.0.tell_open(ino.0, rate, within);
+        permit.0.tell_open(ino.0, rate, within);
         let held = Held { stream, window: Window::new(start), rest: Bytes::new() };
-        OpenStream { ino, backing, size, rate, held: Mutex::new(held), place }
+        OpenStream { ino, backing, size, rate, held: Mutex::new(held), permit }
     }
 
     /// What a daemon that goes on with it must know.
@@ -137,7 +137,7 @@ impl Held {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.place.0.tell_closed(self.ino.0);
+        self.permit.0.tell_closed(self.ino.0);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Completed, Shared};
+use super::{Completed, LinkContext};
 use crate::body::Body;
 use crate::buffer::{Buffer, BufferPool};
 use crate::codec::Encoder;
@@ -36,14 +36,14 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Calls {
     next: u64,
-    waiting: HashMap<u64, Waiting>,
+    pending: HashMap<u64, PendingCall>,
     bytes: u64,
     /// Why the link takes no calls any more.
     ended: Option<Error>,
 }
 
 /// A call whose answer has not come.
-struct Waiting {
+struct PendingCall {
     tag: u64,
     /// Nobody, if the call was given up: its answer will still come, and counts until then.
     to: Option<Sender<Completed>>,
@@ -60,7 +60,7 @@ pub struct Ticket {
 
 impl Link {
     /// Says hello over a wire, and starts the thread that takes answers.
-    pub fn over(wire: Wire, shared: &Arc<Shared>) -> Result<Arc<Link>> {
+    pub fn over(wire: Wire, shared: &Arc<LinkContext>) -> Result<Arc<Link>> {
         let limits = &shared.config.limits;
         let mut source = FrameSource::new(wire.source, limits.body);
         let mut sink = FrameSink::new(wire.sink, limits.sum_files);
@@ -113,7 +113,7 @@ impl Link {
         let limit = request.answer_limit();
         let bytes = body.len() as u64 + u64::from(limit);
         link.check(body.len() as u64, u64::from(limit), bytes)?;
-        let id = link.enter(Waiting { tag, to: Some(to.clone()), limit, bytes }, deadline)?;
+        let id = link.enter(PendingCall { tag, to: Some(to.clone()), limit, bytes }, deadline)?;
         // From here on dropping the ticket takes the call back.
         let ticket = Ticket { link: link.clone(), id };
         let Some(mut sink) = link.sink.try_lock_until(deadline) else {
@@ -150,13 +150,13 @@ impl Link {
     }
 
     /// Waits for room, and takes it.
-    fn enter(&self, call: Waiting, deadline: Instant) -> Result<u64> {
+    fn enter(&self, call: PendingCall, deadline: Instant) -> Result<u64> {
         let mut calls = self.calls.lock();
         loop {
             if let Some(why) = &calls.ended {
                 return Err(Error::Lost { why: why.to_string(), sent: false });
             }
-            let room = calls.waiting.len() < self.them.calls as usize
+            let room = calls.pending.len() < self.them.calls as usize
                 && calls.bytes + call.bytes <= u64::from(self.them.bytes);
             if room {
                 break;
@@ -168,14 +168,14 @@ impl Link {
         let id = calls.next;
         calls.next += 1;
         calls.bytes += call.bytes;
-        calls.waiting.insert(id, call);
+        calls.pending.insert(id, call);
         Ok(id)
     }
 
     /// Gives a call's room to others.
-    fn leave(&self, id: u64) -> Option<Waiting> {
+    fn leave(&self, id: u64) -> Option<PendingCall> {
         let mut calls = self.calls.lock();
-        let call = calls.waiting.remove(&id)?;
+        let call = calls.pending.remove(&id)?;
         calls.bytes -= call.bytes;
         self.room.notify_all();
         Some(call)
@@ -190,7 +190,7 @@ impl Link {
             }
             calls.ended = Some(why.clone());
             calls.bytes = 0;
-            std::mem::take(&mut calls.waiting)
+            std::mem::take(&mut calls.pending)
         };
         self.closer.close();
         self.room.notify_all();
@@ -236,7 +236,7 @@ impl Link {
 
     /// Asks whether anybody is there, if somebody waits for an answer.
     fn probe(&self) -> bool {
-        let idle = self.calls.lock().waiting.is_empty();
+        let idle = self.calls.lock().pending.is_empty();
         let sink = self.sink.try_lock();
         match sink {
             Some(mut sink) if !idle => {
@@ -267,7 +267,7 @@ impl Link {
         }
         self.answered.store(true, Ordering::Release);
         let wanted =
-            self.calls.lock().waiting.get(&head.id).map(|call| (call.limit, call.to.is_some()));
+            self.calls.lock().pending.get(&head.id).map(|call| (call.limit, call.to.is_some()));
         let (limit, wanted) = match wanted {
             None if head.id == PROBE => (0, false),
             None => return Err(Error::Protocol("an answer to nothing".into())),
@@ -302,7 +302,7 @@ impl Link {
     fn abandon(&self, id: u64) {
         let known = {
             let mut calls = self.calls.lock();
-            calls.waiting.get_mut(&id).is_some_and(|call| call.to.take().is_some())
+            calls.pending.get_mut(&id).is_some_and(|call| call.to.take().is_some())
         };
         if !known {
             return;
@@ -318,7 +318,7 @@ impl Link {
     }
 }
 
-impl Waiting {
+impl PendingCall {
     fn complete(self, result: Result<(Answer, Buffer)>) {
         if let Some(to) = self.to {
             // A caller that went away does not want it.
@@ -348,7 +348,7 @@ fn closed_by_them() -> Error {
 fn say_hello(
     source: &mut FrameSource,
     sink: &mut FrameSink,
-    shared: &Shared,
+    shared: &LinkContext,
 ) -> Result<(Hello, u16)> {
     let limits = &shared.config.limits;
     let address = || shared.address.to_string();

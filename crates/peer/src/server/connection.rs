@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::pool::Job;
-use super::{Lanes, Shared};
+use super::{Lanes, PeerServerState};
 use crate::body::Body;
 use crate::codec::Encoder;
 use crate::error::{Error, Result};
@@ -37,16 +37,17 @@ pub(super) struct Connection {
 /// What was asked and not answered yet.
 #[derive(Default)]
 struct Running {
-    calls: HashMap<u64, Entry>,
+    calls: HashMap<u64, RunningCall>,
     bytes: u64,
 }
 
-struct Entry {
+/// A call that is carried out.
+struct RunningCall {
     cancelled: Arc<AtomicBool>,
     bytes: u64,
 }
 
-impl Shared {
+impl PeerServerState {
     /// Finds out who arrived, and whether it is welcome.
     pub(super) fn admit(
         &self,
@@ -67,10 +68,10 @@ impl Shared {
             outbox: Mutex::default(),
             running: Mutex::default(),
         });
-        if let Some(entry) = self.connections.lock().get_mut(&id) {
-            entry.connection = Some(connection.clone());
+        if let Some(served) = self.connections.lock().get_mut(&id) {
+            served.connection = Some(connection.clone());
         }
-        // Whoever closes the server sees the entry, or is seen here.
+        // Whoever closes the server sees the connection, or is seen here.
         if self.closing.load(Ordering::Acquire) {
             connection.part();
             return Err(Error::Closed);
@@ -121,13 +122,13 @@ impl Connection {
     /// Takes requests until the other side goes, or breaks the rules.
     pub fn serve(
         self: &Arc<Self>,
-        shared: &Shared,
+        shared: &PeerServerState,
         mut source: FrameSource,
         lanes: &Lanes,
     ) -> Result<()> {
         let ended = self.take_requests(shared, &mut source, lanes);
-        for entry in self.running.lock().calls.values() {
-            entry.cancelled.store(true, Ordering::Release);
+        for call in self.running.lock().calls.values() {
+            call.cancelled.store(true, Ordering::Release);
         }
         self.closer.close();
         ended
@@ -135,7 +136,7 @@ impl Connection {
 
     fn take_requests(
         self: &Arc<Self>,
-        shared: &Shared,
+        shared: &PeerServerState,
         source: &mut FrameSource,
         lanes: &Lanes,
     ) -> Result<()> {
@@ -155,8 +156,8 @@ impl Connection {
                 Kind::Request => self.take(shared, source, lanes, head, &fields)?,
                 Kind::Cancel => {
                     source.skip(head.body)?;
-                    if let Some(entry) = self.running.lock().calls.get(&head.id) {
-                        entry.cancelled.store(true, Ordering::Release);
+                    if let Some(call) = self.running.lock().calls.get(&head.id) {
+                        call.cancelled.store(true, Ordering::Release);
                     }
                 }
                 Kind::Goodbye => return Ok(()),
@@ -170,7 +171,7 @@ impl Connection {
     /// Takes a request and gives it to a thread, or says why not.
     fn take(
         self: &Arc<Self>,
-        shared: &Shared,
+        shared: &PeerServerState,
         source: &mut FrameSource,
         lanes: &Lanes,
         head: Head,
@@ -239,7 +240,7 @@ impl Connection {
     /// Notes a call, if there may be one more.
     fn begin(
         &self,
-        shared: &Shared,
+        shared: &PeerServerState,
         head: Head,
         request: &Request,
     ) -> Result<Option<Arc<AtomicBool>>> {
@@ -256,7 +257,7 @@ impl Connection {
         }
         let cancelled = Arc::new(AtomicBool::new(false));
         running.bytes += bytes;
-        running.calls.insert(head.id, Entry { cancelled: cancelled.clone(), bytes });
+        running.calls.insert(head.id, RunningCall { cancelled: cancelled.clone(), bytes });
         Ok(Some(cancelled))
     }
 
@@ -300,7 +301,7 @@ impl Connection {
 
     fn forget(&self, id: u64) {
         let mut running = self.running.lock();
-        let bytes = running.calls.remove(&id).map_or(0, |entry| entry.bytes);
+        let bytes = running.calls.remove(&id).map_or(0, |call| call.bytes);
         running.bytes -= bytes;
     }
 

@@ -111,7 +111,7 @@ impl Quic {
             Ok::<_, io::Error>((connection, endpoint, send, receive))
         });
         let (connection, endpoint, send, receive) = connected?;
-        let shared = Shared {
+        let shared = QuicConnection {
             threads: self.threads.clone(),
             connection,
             endpoint,
@@ -269,13 +269,13 @@ impl Arrival for QuicArrival {
         let (connection, send, receive) =
             admitted.map_err(|error| Error::Connect { address, why: error.to_string() })?;
         let send = Mutex::new(send);
-        let shared = Shared { threads, connection, endpoint, send, waits_on_close: true };
+        let shared = QuicConnection { threads, connection, endpoint, send, waits_on_close: true };
         Ok(shared.wire(receive, timeout))
     }
 }
 
 /// What both directions of a connection have in common.
-struct Shared {
+struct QuicConnection {
     threads: Arc<Threads>,
     connection: Connection,
     endpoint: Endpoint,
@@ -285,7 +285,7 @@ struct Shared {
     waits_on_close: bool,
 }
 
-impl Shared {
+impl QuicConnection {
     fn wire(self, receive: RecvStream, timeout: TimeLimits) -> Wire {
         let shared = Arc::new(self);
         let source =
@@ -300,7 +300,7 @@ impl Shared {
 }
 
 struct QuicCloser {
-    shared: Arc<Shared>,
+    shared: Arc<QuicConnection>,
 }
 
 impl Closer for QuicCloser {
@@ -352,7 +352,7 @@ impl Source for QuicSource {
 }
 
 struct QuicSink {
-    shared: Arc<Shared>,
+    shared: Arc<QuicConnection>,
     /// Not handed to quinn yet.
     out: Vec<u8>,
     timeout: Duration,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
 use crate::backing::{
-    Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
+    Access, BackingEntry, Cleaned, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
     Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Presence, Result,
@@ -73,7 +73,7 @@ macro_rules! pass_on {
     };
 }
 
-type Batch<'a> = &'a mut dyn FnMut(&[Entry]) -> ControlFlow<()>;
+type Batch<'a> = &'a mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>;
 
 impl BackingStore for InterceptedBacking {
     fn root(&self) -> Dir {

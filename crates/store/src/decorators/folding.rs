@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backing::{
-    Access, BackingFile, BackingStore, Cleaned, Commit, Dir, Entry, Expect, FileSystemUsage, Node,
-    RenameMode, SetAttributes, Temporary, XattrMode,
+    Access, BackingEntry, BackingFile, BackingStore, Cleaned, Commit, Dir, Expect, FileSystemUsage,
+    Node, RenameMode, SetAttributes, Temporary, XattrMode,
 };
 use crate::group::{Group, Synced};
 use crate::{Attributes, Presence, Result};
@@ -79,7 +79,7 @@ macro_rules! spell {
     };
 }
 
-type Batch<'a> = &'a mut dyn FnMut(&[Entry]) -> ControlFlow<()>;
+type Batch<'a> = &'a mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>;
 
 impl BackingStore for FoldingBacking {
     pass_on! {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::backing::{
-    Access, Cleaned, Entry, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
+    Access, BackingEntry, Cleaned, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
     Attributes, BackingFile, BackingStore, Commit, Dir, Expect, FileKind, Fingerprint, Group,
@@ -240,7 +240,7 @@ macro_rules! pass_on {
     };
 }
 
-type Batch<'a> = &'a mut dyn FnMut(&[Entry]) -> ControlFlow<()>;
+type Batch<'a> = &'a mut dyn FnMut(&[BackingEntry]) -> ControlFlow<()>;
 
 impl BackingStore for RenumberedBacking {
     pass_on! {
@@ -284,7 +284,7 @@ impl BackingStore for RenumberedBacking {
 
     fn list_plus(&self, dir: &Dir, batch: Batch<'_>) -> Result<()> {
         self.inner.list_plus(dir, &mut |entries| {
-            let shown = |entry: &Entry| Entry {
+            let shown = |entry: &BackingEntry| BackingEntry {
                 attributes: entry.attributes.map(|found| self.shown(found)),
                 ..entry.clone()
             };

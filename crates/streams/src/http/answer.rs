@@ -18,8 +18,8 @@ use percent_encoding::percent_decode_str;
 use super::body::{Body, Broken, Held};
 use super::clients::{Client, Permit, Reached, Share};
 use super::range::{self, Wanted};
-use super::session::{Place, Session, Turn};
-use super::{Activity, Shared, cors, date, index, player};
+use super::session::{LaneInUse, Session, Turn};
+use super::{Activity, HttpState, cors, date, index, player};
 use crate::error::Error;
 use crate::media::{FileKey, Media};
 use crate::model::Rate;
@@ -119,7 +119,7 @@ pub(super) fn text(value: impl std::fmt::Display) -> HeaderValue {
 
 /// Answers one request of whoever is at `peer`.
 pub(super) async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<HttpState>,
     activity: Arc<Activity>,
     peer: IpAddr,
     request: Request<Incoming>,
@@ -159,7 +159,7 @@ pub(super) struct Asked {
 
 /// Looks whether whoever asks may.
 async fn admit(
-    shared: &Arc<Shared>,
+    shared: &Arc<HttpState>,
     activity: &Arc<Activity>,
     peer: IpAddr,
     head: Parts,
@@ -183,7 +183,7 @@ async fn admit(
 /// Prepares an answer, in the turns of the client's address: files may take their time, and nobody
 /// shall keep all the threads that wait for them.
 async fn prepare(
-    shared: &Arc<Shared>,
+    shared: &Arc<HttpState>,
     activity: &Arc<Activity>,
     asked: Asked,
     head: Parts,
@@ -222,7 +222,7 @@ async fn prepare(
             Err(full) => return full,
         };
     }
-    let Taken { place, before, rate, beside, beginning } = taken;
+    let Taken { lane, before, rate, beside, beginning } = taken;
     let permit = match shared.clients.take(client, Share::Stream(rate)) {
         Ok(permit) => permit,
         Err(reached) => return too_much(reached),
@@ -243,7 +243,7 @@ async fn prepare(
     {
         return refused;
     }
-    let response = open(shared, activity, permit, place, class, prepared).await;
+    let response = open(shared, activity, permit, lane, class, prepared).await;
     let refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
     if let (Some(session), Some(_), true) = (&session, beginning, refused) {
         // Neither without the other.
@@ -255,7 +255,7 @@ async fn prepare(
 /// A lane of a session.
 #[derive(Default)]
 struct Taken<'a> {
-    place: Option<Place>,
+    lane: Option<LaneInUse>,
     /// The stream whose place it is, and the rate that it had.
     before: Option<(Stream, u64)>,
     rate: u64,
@@ -271,11 +271,11 @@ async fn take_lane<'a>(
     path: &Path,
 ) -> Result<Taken<'a>, Response<Body>> {
     let waited = session.beginning.lock().await;
-    let mut lane = session.take(rate).ok_or_else(|| too_much(Reached::Streams))?;
-    let place = Some(Place::new(Arc::clone(session), &mut lane));
-    let Turn { before, had, rate, first, .. } = lane;
+    let mut turn = session.take(rate).ok_or_else(|| too_much(Reached::Streams))?;
+    let lane = Some(LaneInUse::new(Arc::clone(session), &mut turn));
+    let Turn { before, had, rate, first, .. } = turn;
     Ok(Taken {
-        place,
+        lane,
         // What its permit allowed counts no more.
         before: before.map(|(stream, _)| (stream, had)),
         rate,
@@ -286,7 +286,7 @@ async fn take_lane<'a>(
 
 /// Takes a place for what will be played beside the first of a session.
 async fn reserve(
-    shared: &Arc<Shared>,
+    shared: &Arc<HttpState>,
     client: Client,
     session: &Session,
     wanted: OpenRequest,
@@ -323,7 +323,7 @@ pub(super) struct Found {
 
 impl Found {
     /// A place for a stream of this rate: it reads next to nothing, until something takes it.
-    fn reserved(&self, shared: &Shared, rate: u64) -> Result<Box<OpenRequest>, OpenError> {
+    fn reserved(&self, shared: &HttpState, rate: u64) -> Result<Box<OpenRequest>, OpenError> {
         let (class, max_startup_ms) = (Class::Guaranteed { rate }, self.query.max_startup_ms);
         let request =
             StreamRequest { class, start: self.part.start, length: Some(1), max_startup_ms };
@@ -338,7 +338,7 @@ impl Found {
     /// takes the place of what was `before`.
     fn wanted(
         self,
-        shared: &Shared,
+        shared: &HttpState,
         pace: Option<Pace>,
         rate: u64,
         before: Option<(Stream, u64)>,
@@ -400,7 +400,7 @@ fn rates(
     }
 }
 
-fn look(shared: &Shared, asked: &Asked, head: &Parts) -> Looked {
+fn look(shared: &HttpState, asked: &Asked, head: &Parts) -> Looked {
     let Parts { uri, headers, .. } = head;
     let head_only = head.method == Method::HEAD;
     if shared.limits.index
@@ -441,7 +441,7 @@ fn look(shared: &Shared, asked: &Asked, head: &Parts) -> Looked {
 
 /// Which part of a file is asked for, and the head of the answer.
 fn part_of(
-    shared: &Shared,
+    shared: &HttpState,
     headers: &HeaderMap,
     key: FileKey,
 ) -> (std::ops::Range<u64>, Response<Body>) {
@@ -471,7 +471,7 @@ fn part_of(
 }
 
 /// Which version of a file it is, and who may keep it.
-pub(super) fn head_of_file(shared: &Shared, key: FileKey, fields: &mut HeaderMap) {
+pub(super) fn head_of_file(shared: &HttpState, key: FileKey, fields: &mut HeaderMap) {
     fields.insert(header::ETAG, text(tag(key)));
     if let Some(modified) = date::write(key.modified_s()) {
         fields.insert(header::LAST_MODIFIED, text(modified));
@@ -483,7 +483,7 @@ pub(super) fn head_of_file(shared: &Shared, key: FileKey, fields: &mut HeaderMap
 }
 
 /// The names in a directory, whose path is without its last slash.
-fn directory_index(shared: &Shared, directory: &str, head: &Parts) -> Response<Body> {
+fn directory_index(shared: &HttpState, directory: &str, head: &Parts) -> Response<Body> {
     let path = if directory.is_empty() { Some(PathBuf::new()) } else { relative(directory) };
     let Some(path) = path else { return short(StatusCode::NOT_FOUND, "no such directory") };
     let entries = match shared.service.library().list(&path, LISTED) {
@@ -511,7 +511,7 @@ fn directory_index(shared: &Shared, directory: &str, head: &Parts) -> Response<B
 }
 
 /// No file is there; if it is a directory whose names are shown, they are one slash further.
-fn no_file(shared: &Shared, path: &Path, uri: &hyper::Uri, error: &io::Error) -> Response<Body> {
+fn no_file(shared: &HttpState, path: &Path, uri: &hyper::Uri, error: &io::Error) -> Response<Body> {
     let there = || shared.service.library().list(path, 1).is_ok();
     if !shared.limits.index || error.kind() != io::ErrorKind::NotFound || !there() {
         return refused_file(error);
@@ -526,10 +526,10 @@ fn no_file(shared: &Shared, path: &Path, uri: &hyper::Uri, error: &io::Error) ->
 }
 
 async fn open(
-    shared: &Arc<Shared>,
+    shared: &Arc<HttpState>,
     activity: &Arc<Activity>,
     permit: Permit,
-    place: Option<Place>,
+    lane: Option<LaneInUse>,
     class: Class,
     Prepared { wanted, mut response, front }: Prepared,
 ) -> Response<Body> {
@@ -550,7 +550,7 @@ async fn open(
         }
     }
     activity.begin_stream(class.rate(), left);
-    let (held, shared) = (Held::new(stream, permit, place), Arc::clone(shared));
+    let (held, shared) = (Held::new(stream, permit, lane), Arc::clone(shared));
     let activity = Arc::clone(activity);
     *response.body_mut() = Body::Stream { front, held, left, activity, shared };
     response

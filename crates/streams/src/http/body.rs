@@ -9,8 +9,8 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 use super::clients::Permit;
-use super::session::Place;
-use super::{Activity, Shared};
+use super::session::LaneInUse;
+use super::{Activity, HttpState};
 use crate::service::Stream;
 
 /// What is sent.
@@ -28,23 +28,23 @@ pub enum Body {
         /// Noted whenever the client has taken something.
         activity: Arc<Activity>,
         /// For its clock.
-        shared: Arc<Shared>,
+        shared: Arc<HttpState>,
     },
 }
 
 /// A stream, and the client's share of all. Of a session it goes back there at the end.
-pub struct Held(Option<(Box<Stream>, Permit, Option<Place>)>);
+pub struct Held(Option<(Box<Stream>, Permit, Option<LaneInUse>)>);
 
 impl Held {
-    pub fn new(stream: Stream, permit: Permit, place: Option<Place>) -> Self {
-        Self(Some((Box::new(stream), permit, place)))
+    pub fn new(stream: Stream, permit: Permit, lane: Option<LaneInUse>) -> Self {
+        Self(Some((Box::new(stream), permit, lane)))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some((stream, permit, Some(place))) = self.0.take() {
-            place.give_back(*stream, permit);
+        if let Some((stream, permit, Some(lane))) = self.0.take() {
+            lane.give_back(*stream, permit);
         }
     }
 }

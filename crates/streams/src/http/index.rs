@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::media::Entry;
+use crate::media::LibraryEntry;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 /// What stays as it is in a link.
@@ -32,7 +32,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// A page with a link to each; `query` goes with every link, such as a token that opened this one.
-pub(super) fn page(path: &str, entries: &[Entry], query: &str) -> String {
+pub(super) fn page(path: &str, entries: &[LibraryEntry], query: &str) -> String {
     let title = escaped(path);
     let mut text = format!(
         "<!DOCTYPE html>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<h1>{title}</h1>\n<ul>\n"
@@ -41,7 +41,7 @@ pub(super) fn page(path: &str, entries: &[Entry], query: &str) -> String {
     if path != "/" {
         let _ = writeln!(text, "<li><a href=\"../{query}\">../</a>");
     }
-    for Entry { name, bytes } in entries {
+    for LibraryEntry { name, bytes } in entries {
         let (end, size) = match bytes {
             None => ("/", String::new()),
             Some(bytes) => ("", format!(" {bytes}")),
@@ -54,8 +54,8 @@ pub(super) fn page(path: &str, entries: &[Entry], query: &str) -> String {
 }
 
 /// A list of `{"name", "link", "bytes"}`; directories have no bytes and end with a slash.
-pub(super) fn json(entries: &[Entry]) -> String {
-    let of = |Entry { name, bytes }: &Entry| {
+pub(super) fn json(entries: &[LibraryEntry]) -> String {
+    let of = |LibraryEntry { name, bytes }: &LibraryEntry| {
         let end = if bytes.is_none() { "/" } else { "" };
         serde_json::json!({
             "name": name.to_string_lossy() + end,
@@ -73,7 +73,10 @@ mod tests {
     #[test]
     fn names_when_hostile_then_escaped_in_page_and_links() {
         let name = OsStr::from_bytes(b"<script>'\"&\xff\n.mp4").to_owned();
-        let entries = [Entry { name, bytes: Some(7) }, Entry { name: "a:b".into(), bytes: None }];
+        let entries = [
+            LibraryEntry { name, bytes: Some(7) },
+            LibraryEntry { name: "a:b".into(), bytes: None },
+        ];
         let page = page("/x<y>/", &entries, "token=\"t");
         assert!(!page.contains("<script>") && !page.contains("x<y"), "{page}");
         assert!(

@@ -101,7 +101,7 @@ impl Default for Limits {
 }
 
 /// What all connections share.
-struct Shared {
+struct HttpState {
     service: Service,
     limits: Limits,
     clients: Arc<Clients>,
@@ -111,7 +111,7 @@ struct Shared {
     begun: Instant,
 }
 
-impl Shared {
+impl HttpState {
     fn status(&self) -> Status {
         let (probed, without_rate) = self.probe.counts();
         let turned_away = self.clients.turned_away();
@@ -123,7 +123,7 @@ impl Shared {
 /// A running server; dropping it closes all connections.
 pub struct Server {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<HttpState>,
     stop: watch::Sender<bool>,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -155,7 +155,8 @@ impl Server {
         let probe = probe::Probe::start(limits.probe.clone())?;
         let (sessions, films) = (session::Sessions::default(), film::Films::default());
         let begun = Instant::now();
-        let shared = Arc::new(Shared { service, limits, clients, probe, sessions, films, begun });
+        let shared =
+            Arc::new(HttpState { service, limits, clients, probe, sessions, films, begun });
         let listener = {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(network)?
@@ -188,7 +189,7 @@ impl Drop for Server {
     }
 }
 
-async fn look_after_sessions(shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
+async fn look_after_sessions(shared: Arc<HttpState>, mut stopped: watch::Receiver<bool>) {
     let mut watch = tokio::time::interval(5 * WATCH);
     loop {
         tokio::select! {
@@ -199,7 +200,7 @@ async fn look_after_sessions(shared: Arc<Shared>, mut stopped: watch::Receiver<b
 }
 
 async fn accept(
-    shared: Arc<Shared>,
+    shared: Arc<HttpState>,
     listener: tokio::net::TcpListener,
     mut stopped: watch::Receiver<bool>,
 ) {
@@ -289,7 +290,7 @@ fn keep_little(stream: &TcpStream) {
 }
 
 async fn serve(
-    shared: Arc<Shared>,
+    shared: Arc<HttpState>,
     stream: TcpStream,
     peer: SocketAddr,
     mut stopped: watch::Receiver<bool>,

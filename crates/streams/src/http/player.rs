@@ -10,7 +10,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 
-use super::Shared;
+use super::HttpState;
 use super::answer::{Asked, Found, Looked, head_of_file, media_type, refused_file, short, text};
 use super::body::Body;
 use super::film::{self, CutFile, Piece};
@@ -30,7 +30,7 @@ fn is_playlist(path: &Path) -> bool {
 }
 
 /// Answers what belongs to playing by segments; `None` if the request is for a file as it is.
-pub(super) fn look(shared: &Shared, asked: &Asked, path: &Path, head: &Parts) -> Option<Looked> {
+pub(super) fn look(shared: &HttpState, asked: &Asked, path: &Path, head: &Parts) -> Option<Looked> {
     let library = shared.service.library();
     let plain = library.file(path);
     let playlist = is_playlist(path);
@@ -58,7 +58,7 @@ pub(super) fn look(shared: &Shared, asked: &Asked, path: &Path, head: &Parts) ->
 }
 
 /// Sends a player on to a session of its own.
-fn begin(shared: &Shared, asked: &Asked) -> Response<Body> {
+fn begin(shared: &HttpState, asked: &Asked) -> Response<Body> {
     let granted = shared.limits.tokens.is_some();
     let begun = shared.sessions.begin(asked.client, granted, asked.query.rate);
     let Some(session) = begun else {
@@ -78,7 +78,7 @@ fn begin(shared: &Shared, asked: &Asked) -> Response<Body> {
 }
 
 fn answered(
-    shared: &Shared,
+    shared: &HttpState,
     key: FileKey,
     kind: &'static str,
     head: &Parts,
@@ -97,7 +97,7 @@ fn answered(
 }
 
 /// Serves a playlist that lies in the library, and learns from it.
-fn served(shared: &Shared, asked: &Asked, path: &Path, file: &File, head: &Parts) -> Looked {
+fn served(shared: &HttpState, asked: &Asked, path: &Path, file: &File, head: &Parts) -> Looked {
     let read = || {
         let key = crate::media::Media::key_of(file)?;
         let mut bytes = vec![0; usize::try_from(key.size()).unwrap_or(0)];
@@ -114,7 +114,7 @@ fn served(shared: &Shared, asked: &Asked, path: &Path, file: &File, head: &Parts
     answered(shared, key, media_type(path), head, bytes)
 }
 
-fn learn(shared: &Shared, session: &Session, path: &Path, text: &str) {
+fn learn(shared: &HttpState, session: &Session, path: &Path, text: &str) {
     if text.trim_start_matches('\u{feff}').starts_with("#EXTM3U") {
         let playlist = Playlist::read(path, text);
         let kind = session.kind_of_playlist(path);
@@ -131,7 +131,7 @@ fn learn(shared: &Shared, session: &Session, path: &Path, text: &str) {
 }
 
 fn learn_segments(
-    shared: &Shared,
+    shared: &HttpState,
     session: &Session,
     path: &Path,
     playlist: &Playlist,
@@ -150,7 +150,7 @@ fn learn_segments(
 }
 
 /// A playlist of the library, if it is none too large.
-fn text_of(shared: &Shared, path: &Path) -> Option<String> {
+fn text_of(shared: &HttpState, path: &Path) -> Option<String> {
     let file = shared.service.library().file(path).ok()?;
     let size = file.metadata().ok()?.len();
     let mut bytes = vec![0; usize::try_from(size).ok().filter(|_| size <= PLAYLIST_MAX)?];
@@ -160,7 +160,7 @@ fn text_of(shared: &Shared, path: &Path) -> Option<String> {
 
 /// Serves what is made of a film.
 fn of_film(
-    shared: &Shared,
+    shared: &HttpState,
     asked: &Asked,
     path: &Path,
     CutFile { file, key, film }: CutFile,

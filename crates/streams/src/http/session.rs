@@ -219,12 +219,12 @@ impl Session {
 }
 
 /// A lane in use: the place of a stream in its session, to which it returns.
-pub(super) struct Place {
+pub(super) struct LaneInUse {
     session: Arc<Session>,
     held: Option<(u64, Vec<(Instant, u64)>)>,
 }
 
-impl Place {
+impl LaneInUse {
     pub fn new(session: Arc<Session>, turn: &mut Turn) -> Self {
         let held = Some((turn.rate, std::mem::take(&mut turn.used)));
         Self { session, held }
@@ -238,7 +238,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for LaneInUse {
     fn drop(&mut self) {
         if self.held.is_some() {
             self.session.give_up();

@@ -25,7 +25,8 @@ struct Beginning {
     whole: Option<Bytes>,
 }
 
-struct Kept {
+/// The beginnings that are kept, and which are worth it.
+struct BeginningCache {
     popular: Popular<FileKey>,
     titles: HashMap<FileKey, Beginning>,
     used: u64,
@@ -34,22 +35,22 @@ struct Kept {
 /// The beginnings that a service keeps.
 pub(super) struct Beginnings {
     begun: Instant,
-    kept: Mutex<Kept>,
+    cache: Mutex<BeginningCache>,
 }
 
 impl Beginnings {
     /// Keeps at most `budget` bytes.
     pub fn new(budget: u64, chunk: u64) -> Arc<Self> {
         let popular = Popular::new(budget, chunk, HALF_LIFE);
-        let kept = Kept { popular, titles: HashMap::new(), used: 0 };
-        Arc::new(Self { begun: Instant::now(), kept: Mutex::new(kept) })
+        let cache = BeginningCache { popular, titles: HashMap::new(), used: 0 };
+        Arc::new(Self { begun: Instant::now(), cache: Mutex::new(cache) })
     }
 
     /// The beginning of a file from byte `start` on, if it is there; it ends before byte `end`, which is
     /// not 0.
     pub fn of(&self, key: FileKey, start: u64, end: u64) -> Option<Bytes> {
-        let kept = self.kept.lock();
-        let whole = kept.titles.get(&key)?.whole.as_ref()?;
+        let cache = self.cache.lock();
+        let whole = cache.titles.get(&key)?.whole.as_ref()?;
         // A byte at least is left to the stream.
         let until = usize::try_from(end - 1).unwrap_or(usize::MAX).min(whole.len());
         let from = usize::try_from(start).ok().filter(|from| *from < until)?;
@@ -62,18 +63,18 @@ impl Beginnings {
         let now = Tick(nanos(self.begun.elapsed()));
         let startup = nanos(startup);
         let mut changes = Vec::new();
-        let mut kept = self.kept.lock();
-        kept.used += u64::from(with_beginning);
+        let mut cache = self.cache.lock();
+        cache.used += u64::from(with_beginning);
         let opening = Opening { title: key, size: key.size(), rate, startup };
-        kept.popular.opened(now, opening, &mut changes);
+        cache.popular.opened(now, opening, &mut changes);
         for change in changes {
             match change {
-                Change::Drop { title } => drop(kept.titles.remove(&title)),
+                Change::Drop { title } => drop(cache.titles.remove(&title)),
                 Change::Keep { title, bytes } => {
                     let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
                     let there = Vec::new();
                     let fresh = Beginning { wanted, there, whole: None };
-                    let beginning = kept.titles.entry(title).or_insert(fresh);
+                    let beginning = cache.titles.entry(title).or_insert(fresh);
                     if let Some(whole) = beginning.whole.take_if(|whole| whole.len() < wanted) {
                         // Whoever plays with it keeps it; it goes on from there.
                         beginning.there = whole.to_vec();
@@ -86,8 +87,8 @@ impl Beginnings {
 
     /// Somebody has read these bytes of a file.
     pub fn saw(&self, key: FileKey, offset: u64, bytes: &[u8]) {
-        let mut kept = self.kept.lock();
-        let Some(beginning) = kept.titles.get_mut(&key) else { return };
+        let mut cache = self.cache.lock();
+        let Some(beginning) = cache.titles.get_mut(&key) else { return };
         let done = beginning.there.len();
         let Some(skip) = (done as u64).checked_sub(offset) else { return };
         if beginning.whole.is_some() || skip >= bytes.len() as u64 {
@@ -102,17 +103,17 @@ impl Beginnings {
 
     /// Whether bytes from `offset` on may still be wanted of a file.
     pub fn wants(&self, key: FileKey, offset: u64) -> bool {
-        let kept = self.kept.lock();
-        let beginning = kept.titles.get(&key);
+        let cache = self.cache.lock();
+        let beginning = cache.titles.get(&key);
         beginning.is_some_and(|it| it.whole.is_none() && offset < it.wanted as u64)
     }
 
     /// Bytes that are there, and streams that have begun with them.
     pub fn counts(&self) -> (u64, u64) {
-        let kept = self.kept.lock();
-        let lengths = kept.titles.values();
+        let cache = self.cache.lock();
+        let lengths = cache.titles.values();
         let there = |it: &Beginning| it.whole.as_ref().map_or(it.there.len(), Bytes::len) as u64;
-        (lengths.map(there).sum(), kept.used)
+        (lengths.map(there).sum(), cache.used)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::device::{Completion, Device};
 use crate::media::{FileKey, Media};
 use crate::pool::{Pool, Span};
 use crate::priority::ask_for_promptness;
-use behind::Waiting;
+use behind::DisplacedStream;
 use causes::Causes;
 use wants::Wanted;
 
@@ -210,7 +210,7 @@ pub(super) struct Driver {
     /// Since when the driver is at work.
     woken: Option<Instant>,
     /// Streams that have lost their places and wait for others, who waits longest first.
-    waiting: VecDeque<Waiting>,
+    displaced: VecDeque<DisplacedStream>,
     waiting_looked_at: Instant,
     /// Who asks again when the bursts of others have ended.
     retries: Vec<refusals::Retry>,
@@ -253,7 +253,7 @@ impl Driver {
             tally,
             causes: Causes::default(),
             woken: None,
-            waiting: VecDeque::new(),
+            displaced: VecDeque::new(),
             waiting_looked_at: begun,
             retries: Vec::new(),
             idle,
@@ -625,7 +625,7 @@ impl Driver {
         }
         (entry.filled, entry.playing, entry.parked) = (there, false, false);
         (entry.opened, entry.touched) = (now, now);
-        self.waiting.retain(|waiting| waiting.stream != stream);
+        self.displaced.retain(|displaced| displaced.stream != stream);
         let Some(entry) = self.streams.get(&stream) else { return };
         if let Some(core) = entry.core.upgrade() {
             core.update(|queue| queue.parked = false);
@@ -652,7 +652,7 @@ impl Driver {
         if let Some(entry) = self.streams.remove(&stream) {
             self.dissolve(stream);
             self.release(entry.title);
-            self.waiting.retain(|waiting| waiting.stream != stream);
+            self.displaced.retain(|displaced| displaced.stream != stream);
             self.help_now();
             self.events.push_back(Event::Leave(stream));
         } else {
@@ -732,7 +732,7 @@ impl Driver {
         let mut lines: Vec<StreamLine> =
             self.streams.iter().map(|(id, entry)| entry.line(*id)).collect();
         for line in &mut lines {
-            if self.waiting.iter().any(|waiting| waiting.stream.0 == line.id) {
+            if self.displaced.iter().any(|displaced| displaced.stream.0 == line.id) {
                 line.state = "waiting".into();
             }
         }

@@ -1,7 +1,7 @@
 //! Fetching ahead: what the prefetcher wants is given room where that does no harm.
 
 use super::super::Action;
-use super::{Entry, Steward, Transfer};
+use super::{ObjectState, Steward, Transfer};
 use crate::policy::Candidate;
 use crate::prefetch::{Counts, FLIGHTS, FetchCandidate, JobSnapshot};
 use crate::unit::{Ino, Tick, Tier};
@@ -29,13 +29,13 @@ impl Steward {
     /// Begins fetches ahead, as many as there is room for and any use in.
     pub(super) fn fetch_ahead(&mut self, now: Tick, actions: &mut Vec<Action>) {
         for _ in 0..FLIGHTS {
-            let entries = &self.entries;
+            let objects = &self.objects;
             // What is in use or on its way is not for this to touch.
-            let missing = |object: u64, size: u64| match entries.get(&object) {
+            let missing = |object: u64, size: u64| match objects.get(&object) {
                 None => size,
-                Some(entry) if entry.dirty || entry.busy || entry.paused > now => 0,
-                Some(entry) if entry.transfer != Transfer::Settled => 0,
-                Some(entry) => size.saturating_sub(entry.bytes.0),
+                Some(state) if state.dirty || state.busy || state.paused > now => 0,
+                Some(state) if state.transfer != Transfer::Settled => 0,
+                Some(state) => size.saturating_sub(state.bytes.0),
             };
             let Some(wanted) = self.prefetch.next(missing) else { break };
             if let Some(fetch) = self.place_ahead(now, &wanted, actions) {
@@ -53,7 +53,7 @@ impl Steward {
         actions: &mut Vec<Action>,
     ) -> Option<Action> {
         let object = wanted.object;
-        let known = self.entries.get(&object.0).copied().unwrap_or(Entry::NEW);
+        let known = self.objects.get(&object.0).copied().unwrap_or(ObjectState::NEW);
         let candidate = Candidate {
             object: object.0,
             size: known.bytes.0 + wanted.more.0,
@@ -78,10 +78,10 @@ impl Steward {
 
     /// A fetch ahead has ended.
     pub(super) fn fetched(&mut self, object: Ino) {
-        let entry = self.entries.get(&object.0);
-        let well = entry.is_some_and(|entry| entry.home.is_some());
+        let state = self.objects.get(&object.0);
+        let well = state.is_some_and(|state| state.home.is_some());
         let arriving =
-            entry.is_some_and(|entry| matches!(entry.transfer, Transfer::Arriving { .. }));
+            state.is_some_and(|state| matches!(state.transfer, Transfer::Arriving { .. }));
         if arriving && self.prefetch.is_flying(object) && !self.prefetch.is_waited_for(object) {
             self.settle(object);
             self.change(object, |_| {});

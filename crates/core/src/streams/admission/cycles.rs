@@ -1,6 +1,6 @@
 //! Which cycle a set of streams gets.
 
-use super::{Admission, Approach, Assurance, Demand, Kept, MAX_CYCLES, Plan, Shortage};
+use super::{Admission, Approach, Assurance, Demand, MAX_CYCLES, Plan, ReservedShares, Shortage};
 
 /// A cycle is at most so many times as long as it must be, with a statistical guarantee.
 pub(super) const LONGER: u64 = 4;
@@ -24,7 +24,7 @@ impl Admission {
     /// The plan with the shortest cycle that carries these streams.
     pub(super) fn shortest(
         &self,
-        kept: Kept,
+        reserved: ReservedShares,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
@@ -36,12 +36,12 @@ impl Admission {
             if at > 0 && cycle > last {
                 break;
             }
-            match self.try_cycle(cycle, kept, approach, demands) {
+            match self.try_cycle(cycle, reserved, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 // More memory is needed for every longer cycle.
                 Err(Shortage::Memory) => {
                     let between = short.map(|short| (short, cycle));
-                    return self.try_between(between, kept, approach, demands);
+                    return self.try_between(between, reserved, approach, demands);
                 }
                 Err(other) => (shortage, short) = (other, Some(cycle)),
             }
@@ -53,14 +53,14 @@ impl Admission {
     fn try_between(
         &self,
         between: Option<(u64, u64)>,
-        kept: Kept,
+        reserved: ReservedShares,
         approach: Approach,
         demands: &[Demand],
     ) -> Result<Plan, Shortage> {
         let (mut short, mut long) = between.ok_or(Shortage::Memory)?;
         for _ in 0..STEPS {
             let middle = short.midpoint(long);
-            match self.try_cycle(middle, kept, approach, demands) {
+            match self.try_cycle(middle, reserved, approach, demands) {
                 Ok(plan) => return Ok(plan),
                 Err(Shortage::Memory) => long = middle,
                 Err(_) => short = middle,
@@ -74,7 +74,7 @@ impl Admission {
     pub(super) fn lengthened(
         &self,
         plan: Plan,
-        kept: Kept,
+        reserved: ReservedShares,
         approach: Approach,
         demands: &[Demand],
     ) -> Plan {
@@ -85,21 +85,21 @@ impl Admission {
         let longest = match self.config.assurance {
             Assurance::Deterministic => {
                 // Whoever starts is told when, which a longer cycle puts off: as long as a tenth more needs.
-                let more = Kept { margin: kept.margin + AHEAD, ..kept };
+                let more = ReservedShares { margin: reserved.margin + AHEAD, ..reserved };
                 match self.shortest(more, approach, demands) {
-                    Ok(longer) => Plan { margin: kept.margin, ..longer },
+                    Ok(longer) => Plan { margin: reserved.margin, ..longer },
                     Err(_) => {
                         let most = self.longest_cycle().min(last);
-                        self.longest_up_to(most, plan, kept, approach, demands)
+                        self.longest_up_to(most, plan, reserved, approach, demands)
                     }
                 }
             }
             Assurance::Statistical(_) => {
                 let most = LONGER.saturating_mul(plan.cycle).min(last);
-                self.longest_up_to(most, plan, kept, approach, demands)
+                self.longest_up_to(most, plan, reserved, approach, demands)
             }
         };
-        let sweep = (longest.busy + longest.budget) as f64 / (1.0 - kept.margin);
+        let sweep = (longest.busy + longest.budget) as f64 / (1.0 - reserved.margin);
         let hurried = (sweep as u64).clamp(plan.cycle, longest.cycle);
         Plan { needs: plan.needs, hurried, ..longest }
     }
@@ -109,7 +109,7 @@ impl Admission {
         &self,
         most: u64,
         plan: Plan,
-        kept: Kept,
+        reserved: ReservedShares,
         approach: Approach,
         demands: &[Demand],
     ) -> Plan {
@@ -119,7 +119,7 @@ impl Admission {
             if short >= long {
                 break;
             }
-            match self.try_cycle(cycle, kept, approach, demands) {
+            match self.try_cycle(cycle, reserved, approach, demands) {
                 Ok(found) => (longest, short) = (found, cycle),
                 Err(_) => long = cycle,
             }

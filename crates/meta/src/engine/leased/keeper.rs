@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_core::cluster::lease::End;
 use forebay_core::unit::Tick;
 
-use super::Shared;
+use super::LeasedState;
 use super::journal::{Journal, Left};
 use super::part::Part;
 use crate::engine::redis::Batch;
@@ -29,7 +29,7 @@ const DOUBT: Duration = Duration::from_millis(50);
 const LET_GO: Duration = Duration::from_secs(2);
 
 /// Ships what was committed, until the engine stops.
-pub(super) fn ship(shared: &Shared) {
+pub(super) fn ship(shared: &LeasedState) {
     while !shared.stopped.load(Ordering::Acquire) {
         let partitions = {
             let mut unshipped = shared.unshipped.lock();
@@ -60,7 +60,7 @@ pub(super) fn ship(shared: &Shared) {
 }
 
 /// Shows that this process lives, and gives leases back, until the engine stops.
-pub(super) fn keep(shared: &Shared) {
+pub(super) fn keep(shared: &LeasedState) {
     let mut looked = Instant::now();
     let mut leaving = Leaving::default();
     while !shared.stopped.load(Ordering::Acquire) {
@@ -89,7 +89,7 @@ pub(super) fn keep(shared: &Shared) {
 
 /// Has nobody rely on leases that show no sign of life any more, until the engine stops. Apart from
 /// whoever shows them, since that one may be waiting for a server.
-pub(super) fn doubt(shared: &Shared) {
+pub(super) fn doubt(shared: &LeasedState) {
     while !shared.stopped.load(Ordering::Acquire) {
         std::thread::sleep(DOUBT);
         let now = shared.now();
@@ -106,7 +106,7 @@ pub(super) fn doubt(shared: &Shared) {
 /// Leases that are to be given back, and why.
 type Leaving = BTreeMap<u16, (Arc<Part>, End)>;
 
-impl Shared {
+impl LeasedState {
     /// Tells those who rely on leases that were lost.
     fn forsake(&self) {
         let forsaken = std::mem::take(&mut *self.forsaken.lock());

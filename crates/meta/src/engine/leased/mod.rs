@@ -96,7 +96,7 @@ impl Default for LeaseOptions {
 
 /// The engine. See the module's documentation.
 pub struct Leased {
-    shared: Arc<Shared>,
+    shared: Arc<LeasedState>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -118,7 +118,8 @@ struct Stray {
     not_before: u64,
 }
 
-struct Shared {
+/// What the engine and its threads have in common.
+struct LeasedState {
     below: Arc<Redis>,
     options: LeaseOptions,
     started: BootInstant,
@@ -160,7 +161,7 @@ impl Leased {
         let mut number = [0u8; 4];
         let fill = rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty());
         fill.map_err(|error| EngineError::Io(Box::new(std::io::Error::from(error))))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LeasedState {
             below,
             leases: Mutex::new(Leases::new(options.terms)),
             losses: Losses::open(options.journal.as_deref()),
@@ -183,7 +184,7 @@ impl Leased {
         shared.has_journal();
         let mut threads = Vec::new();
         for (name, work) in [
-            ("meta-ship", keeper::ship as fn(&Shared)),
+            ("meta-ship", keeper::ship as fn(&LeasedState)),
             ("meta-lease", keeper::keep),
             ("meta-doubt", keeper::doubt),
         ] {
@@ -231,13 +232,13 @@ impl Drop for Leased {
     }
 }
 
-impl Shared {
+impl LeasedState {
     /// Nanoseconds since the start, also those in which the machine slept.
     fn now(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// As [`Shared::now`], without the time in which the machine slept.
+    /// As [`LeasedState::now`], without the time in which the machine slept.
     fn awake(&self) -> u64 {
         u64::try_from(self.awake_since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -639,7 +640,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl LeasedState {
     /// Nobody has to look for the mark of a lease any more.
     fn mark_is_gone(&self, partition: u16, id: &str) {
         if let Some(journal) = self.journal.lock().as_mut() {

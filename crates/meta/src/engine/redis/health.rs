@@ -8,7 +8,7 @@ use redis::{Cmd, TlsCertificates, Value};
 
 use super::link::{Dial, Link, LinkError, text_of};
 use super::route::{self, LogState};
-use super::topology::{self, Place};
+use super::topology::{self, ListedServer};
 use super::url::{Address, Url};
 use super::{EngineError, Redis};
 
@@ -88,27 +88,28 @@ pub fn look_at_servers(address: &str) -> Result<Vec<ServerReport>, EngineError> 
     let dial = Dial { url, tls, timeout: LIMIT, whom: Mutex::default() };
     let listed = seeds.iter().find_map(|seed| {
         let said = ask(&mut dial.connect(seed, false).ok()?, redis::cmd("CLUSTER").arg("NODES"));
-        let places = topology::places(&text_of(&said.ok()?)?, seed, is_tls);
-        (!places.is_empty()).then_some(places)
+        let servers = topology::listed_servers(&text_of(&said.ok()?)?, seed, is_tls);
+        (!servers.is_empty()).then_some(servers)
     });
-    let places = listed.unwrap_or_else(|| seeds.iter().cloned().map(Place::alone).collect());
-    Ok(places.into_iter().map(|place| look_at(&dial, place)).collect())
+    let servers =
+        listed.unwrap_or_else(|| seeds.iter().cloned().map(ListedServer::alone).collect());
+    Ok(servers.into_iter().map(|server| look_at(&dial, server)).collect())
 }
 
-fn look_at(dial: &Dial, place: Place) -> ServerReport {
+fn look_at(dial: &Dial, server: ListedServer) -> ServerReport {
     let mut report = ServerReport {
-        address: place.address.to_string(),
+        address: server.address.to_string(),
         version: None,
-        in_cluster: place.in_cluster,
-        primary: place.primary,
-        serves: place.serves,
+        in_cluster: server.in_cluster,
+        primary: server.primary,
+        serves: server.serves,
         replicas: 0,
         log: None,
         trouble: None,
     };
-    if let Err(why) = fill(&mut report, dial, &place.address) {
+    if let Err(why) = fill(&mut report, dial, &server.address) {
         report.trouble = Some(why);
-    } else if place.failed {
+    } else if server.failed {
         report.trouble = Some("the others take it for dead".into());
     }
     report

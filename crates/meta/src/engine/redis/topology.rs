@@ -90,7 +90,7 @@ impl Topology {
 
 /// A server as the others list it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ListedServer {
     pub address: Address,
     pub in_cluster: bool,
     pub primary: bool,
@@ -100,19 +100,19 @@ pub(super) struct Place {
     pub failed: bool,
 }
 
-impl Place {
+impl ListedServer {
     /// A server that is no cluster, as far as is known.
     pub fn alone(address: Address) -> Self {
-        Place { address, in_cluster: false, primary: true, serves: true, failed: false }
+        ListedServer { address, in_cluster: false, primary: true, serves: true, failed: false }
     }
 }
 
 /// All servers that an answer to `CLUSTER NODES` lists, primaries first.
-pub(super) fn places(nodes: &str, asked: &Address, tls: bool) -> Vec<Place> {
-    let place = |line: &str| {
+pub(super) fn listed_servers(nodes: &str, asked: &Address, tls: bool) -> Vec<ListedServer> {
+    let listed = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
         let flags: Vec<&str> = words.get(2)?.split(',').collect();
-        Some(Place {
+        Some(ListedServer {
             address: named(words.get(1)?, tls, asked)?,
             in_cluster: true,
             primary: flags.contains(&"master"),
@@ -120,9 +120,9 @@ pub(super) fn places(nodes: &str, asked: &Address, tls: bool) -> Vec<Place> {
             failed: flags.contains(&"fail"),
         })
     };
-    let mut places: Vec<Place> = nodes.lines().filter_map(place).collect();
-    places.sort_by(|a, b| (!a.primary, &a.address).cmp(&(!b.primary, &b.address)));
-    places
+    let mut servers: Vec<ListedServer> = nodes.lines().filter_map(listed).collect();
+    servers.sort_by(|a, b| (!a.primary, &a.address).cmp(&(!b.primary, &b.address)));
+    servers
 }
 
 /// The servers that an answer to `CLUSTER NODES` lists, by the names that they keep for ever.
@@ -185,10 +185,12 @@ e5 10.0.0.5:7005@17005 master - 0 0 0 connected
         assert_eq!(topology.owner(0), Some(&asked));
         assert_eq!(topology.owner(16383).unwrap().port, 7002);
         assert_eq!(topology.owner(12000), None);
-        let places = places(text, &asked, true);
-        let port = |place: &Place| (place.address.port, place.primary, place.serves, place.failed);
+        let servers = listed_servers(text, &asked, true);
+        let port = |server: &ListedServer| {
+            (server.address.port, server.primary, server.serves, server.failed)
+        };
         assert_eq!(
-            places.iter().map(port).collect::<Vec<_>>(),
+            servers.iter().map(port).collect::<Vec<_>>(),
             [
                 (7003, true, true, true),
                 (7005, true, false, false),

@@ -15,7 +15,7 @@ use forebay_store::backing::Access;
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
-use super::held::Kept;
+use super::held::FileTotals;
 use crate::error::Result;
 use crate::node::Node;
 
@@ -42,10 +42,10 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    pub fn kept(&self) -> Kept {
+    pub fn totals(&self) -> FileTotals {
         let objects = self.objects.lock();
         let bytes = objects.values().map(|object| object.charged).sum();
-        Kept { files: objects.len() as u64, bytes }
+        FileTotals { files: objects.len() as u64, bytes }
     }
 
     /// One that was found or made, for which the tier was charged.

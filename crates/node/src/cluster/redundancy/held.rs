@@ -52,7 +52,7 @@ pub(super) struct Held {
 
 /// How much there is of something.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct FileTotals {
     /// Files.
     pub files: u64,
     /// Bytes.
@@ -89,10 +89,10 @@ fn sync_dir(dir: &Path) -> std::io::Result<()> {
 
 impl Held {
     /// How much is held for others.
-    pub fn kept(&self) -> Kept {
+    pub fn totals(&self) -> FileTotals {
         let copies = self.copies.lock();
         let bytes = copies.values().map(|copy| copy.charged).sum();
-        Kept { files: copies.len() as u64, bytes }
+        FileTotals { files: copies.len() as u64, bytes }
     }
 
     /// Some copies after one, with how long they were not touched.

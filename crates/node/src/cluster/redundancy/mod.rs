@@ -41,8 +41,8 @@ use rustix::io::Errno;
 pub(crate) use self::ahead::Begun;
 pub(crate) use self::balance::REBALANCE;
 pub(crate) use self::gather::FRAGMENT;
+pub use self::held::FileTotals;
 use self::held::Held;
-pub use self::held::Kept;
 use self::keep::Keeper;
 use self::level::Level;
 use self::make::Outcome;
@@ -74,7 +74,7 @@ pub(super) struct Safety {
     held: Held,
     keeper: Keeper,
     made: Mutex<HashMap<u64, Made>>,
-    waiting: Mutex<Waiting>,
+    pending_copies: Mutex<PendingCopies>,
     /// Files that are being put together from fragments.
     assembled: Mutex<HashSet<u64>>,
 }
@@ -93,7 +93,7 @@ impl Drop for Assembly<'_> {
 
 /// Files whose copies nobody waits for, and since when they wait for them.
 #[derive(Default)]
-struct Waiting {
+struct PendingCopies {
     since: HashMap<u64, Instant>,
     /// Those whose copies are being made.
     under_way: Vec<(u64, Instant)>,
@@ -105,9 +105,9 @@ struct Waiting {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SafetyReport {
     /// Files of others that this node has copies of.
-    pub held: Kept,
+    pub held: FileTotals,
     /// What others have taken over and this node keeps aside.
-    pub aside: Kept,
+    pub aside: FileTotals,
     /// Files of this node that have copies elsewhere.
     pub copied: u64,
     /// Of these, files with fewer copies than they should have.
@@ -134,7 +134,7 @@ impl Safety {
             held: Held::default(),
             keeper: Keeper::new(repair_rate),
             made: Mutex::default(),
-            waiting: Mutex::default(),
+            pending_copies: Mutex::default(),
             assembled: Mutex::default(),
         }
     }
@@ -205,15 +205,17 @@ impl Safety {
 
     fn report(&self) -> SafetyReport {
         let progress = self.keeper.progress();
-        let waiting = self.waiting.lock();
-        let under_way =
-            waiting.under_way.iter().filter(|(ino, _)| !waiting.since.contains_key(ino));
-        let count = waiting.since.len() + under_way.count();
-        let begun = waiting.under_way.iter().map(|(_, since)| since);
-        let oldest = waiting.since.values().chain(begun).map(Instant::elapsed).max();
+        let pending_copies = self.pending_copies.lock();
+        let under_way = pending_copies
+            .under_way
+            .iter()
+            .filter(|(ino, _)| !pending_copies.since.contains_key(ino));
+        let count = pending_copies.since.len() + under_way.count();
+        let begun = pending_copies.under_way.iter().map(|(_, since)| since);
+        let oldest = pending_copies.since.values().chain(begun).map(Instant::elapsed).max();
         SafetyReport {
-            held: self.held.kept(),
-            aside: self.held.aside.kept(),
+            held: self.held.totals(),
+            aside: self.held.aside.totals(),
             copied: self.made.lock().len() as u64,
             lacking: progress.lacking,
             missing_bytes: progress.missing_bytes,
@@ -241,7 +243,7 @@ impl Node {
 
     /// What this node keeps for others, in bytes, and what of its own is about to move.
     pub(super) fn kept_and_moving(&self, cluster: &Cluster) -> (u64, u64) {
-        (cluster.safety.held.kept().bytes, cluster.safety.keeper.moves().1)
+        (cluster.safety.held.totals().bytes, cluster.safety.keeper.moves().1)
     }
 
     /// Waits until no other node needs a copy that this one has; false if that takes longer than
@@ -323,18 +325,18 @@ impl Node {
     /// Has copies of a file made sometime; false if too many files wait for that.
     fn copy_later(&self, cluster: &Cluster, ino: Ino) -> bool {
         {
-            let mut waiting = cluster.safety.waiting.lock();
-            if waiting.since.contains_key(&ino.0) {
+            let mut pending_copies = cluster.safety.pending_copies.lock();
+            if pending_copies.since.contains_key(&ino.0) {
                 return true;
             }
-            if waiting.since.len() >= MAX_WAITING {
+            if pending_copies.since.len() >= MAX_WAITING {
                 return false;
             }
-            waiting.since.insert(ino.0, Instant::now());
+            pending_copies.since.insert(ino.0, Instant::now());
         }
         let begun = self.later(move |node| node.copy_now(ino));
         if !begun {
-            cluster.safety.waiting.lock().since.remove(&ino.0);
+            cluster.safety.pending_copies.lock().since.remove(&ino.0);
         }
         begun
     }
@@ -342,25 +344,25 @@ impl Node {
     fn copy_now(&self, ino: Ino) {
         let Some(cluster) = &self.cluster else { return };
         let since = {
-            let mut waiting = cluster.safety.waiting.lock();
+            let mut pending_copies = cluster.safety.pending_copies.lock();
             // From here on a close counts as one more.
-            let since = waiting.since.remove(&ino.0).unwrap_or_else(Instant::now);
-            waiting.under_way.push((ino.0, since));
+            let since = pending_copies.since.remove(&ino.0).unwrap_or_else(Instant::now);
+            pending_copies.under_way.push((ino.0, since));
             since
         };
         let file = self.residency.files.get(ino);
         let level = self.level_of(ino).unwrap_or(Level::Copies(1));
         let made = self.make_safe(cluster, &file, level);
         let failed = made.err().filter(|_| self.needs_copies(&file));
-        let mut waiting = cluster.safety.waiting.lock();
-        let this = waiting.under_way.iter().position(|entry| *entry == (ino.0, since));
+        let mut pending_copies = cluster.safety.pending_copies.lock();
+        let this = pending_copies.under_way.iter().position(|entry| *entry == (ino.0, since));
         if let Some(at) = this {
-            waiting.under_way.swap_remove(at);
+            pending_copies.under_way.swap_remove(at);
         }
         if let Some(error) = failed {
             tracing::warn!(%ino, %error, "a file has no copies yet");
-            waiting.since.entry(ino.0).or_insert(since);
-            waiting.again.push(ino.0);
+            pending_copies.since.entry(ino.0).or_insert(since);
+            pending_copies.again.push(ino.0);
         }
     }
 
@@ -375,10 +377,10 @@ impl Node {
 
     /// Tries again what has failed.
     fn copy_waiting_again(&self, cluster: &Cluster) {
-        let again = std::mem::take(&mut cluster.safety.waiting.lock().again);
+        let again = std::mem::take(&mut cluster.safety.pending_copies.lock().again);
         for ino in again {
             if !self.later(move |node| node.copy_now(Ino(ino))) {
-                cluster.safety.waiting.lock().again.push(ino);
+                cluster.safety.pending_copies.lock().again.push(ino);
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Found, Link, MetaStore};
 use forebay_store::Dir;
-use forebay_store::backing::Entry;
+use forebay_store::backing::BackingEntry;
 use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 
@@ -230,7 +230,7 @@ impl Writeback {
         &self,
         dir: Ino,
         handle: &Dir,
-        entries: &[Entry],
+        entries: &[BackingEntry],
         pending: &mut Vec<Found>,
         reading: &Reading<'_>,
         each: &mut dyn FnMut(&[Found]) -> Result<()>,

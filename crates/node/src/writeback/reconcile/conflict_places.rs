@@ -29,7 +29,7 @@ pub(super) struct Seen {
 }
 
 /// Where a conflict is.
-enum Place {
+enum ConflictLocation {
     /// In the directory that it was last found in.
     There,
     /// Elsewhere: as it is now.
@@ -84,14 +84,14 @@ impl Writeback {
         let (mut gone, mut listed) = (Vec::new(), HashSet::new());
         let mut shown = Vec::new();
         for conflict in all {
-            match self.place_of_conflict(&conflict, &mut listed) {
-                Place::There => shown.push(conflict),
-                Place::Moved(now) => {
+            match self.location_of_conflict(&conflict, &mut listed) {
+                ConflictLocation::There => shown.push(conflict),
+                ConflictLocation::Moved(now) => {
                     self.reconciler.conflicts.lock().replace(&conflict, now.clone());
                     shown.push(now);
                 }
-                Place::Resolved => gone.push(conflict),
-                Place::Unknown => {
+                ConflictLocation::Resolved => gone.push(conflict),
+                ConflictLocation::Unknown => {
                     let why = format!("{}; {NOT_FOUND}", conflict.why).into();
                     shown.push(Conflict { why, ..conflict });
                 }
@@ -160,10 +160,14 @@ impl Writeback {
         found.is_err_and(|error| error.class() == Some(ErrorClass::NotFound))
     }
 
-    fn place_of_conflict(&self, conflict: &Conflict, listed: &mut HashSet<Ino>) -> Place {
-        let Some(ours) = &conflict.ours else { return Place::There };
+    fn location_of_conflict(
+        &self,
+        conflict: &Conflict,
+        listed: &mut HashSet<Ino>,
+    ) -> ConflictLocation {
+        let Some(ours) = &conflict.ours else { return ConflictLocation::There };
         if !self.is_missing(&conflict.kept_as()) {
-            return Place::There;
+            return ConflictLocation::There;
         }
         let (was_in, name) = split(&conflict.path);
         let here = self.meta.path(Ino(conflict.seen.dir)).ok().flatten();
@@ -173,24 +177,30 @@ impl Writeback {
             return self.without_our_version(conflict, listed);
         };
         // Others may have given it another inode here by their rename.
-        let Ok(dir) = self.find_path(&PathBuf::from(os(&home))) else { return Place::Unknown };
+        let Ok(dir) = self.find_path(&PathBuf::from(os(&home))) else {
+            return ConflictLocation::Unknown;
+        };
         let path = join(&home, name);
         let seen = self.seen_under(&Link::new(dir, name));
-        Place::Moved(Conflict { path, seen, ..conflict.clone() })
+        ConflictLocation::Moved(Conflict { path, seen, ..conflict.clone() })
     }
 
     /// What becomes of a conflict of which this mount's version is nowhere to be found.
-    fn without_our_version(&self, conflict: &Conflict, listed: &mut HashSet<Ino>) -> Place {
+    fn without_our_version(
+        &self,
+        conflict: &Conflict,
+        listed: &mut HashSet<Ino>,
+    ) -> ConflictLocation {
         let was_in = split(&conflict.path).0;
         match self.find_path(&PathBuf::from(os(was_in))) {
             Ok(dir) if Self::is_home(dir, &conflict.seen, self.number_below(dir)) => {
                 self.list_once(dir, listed);
                 match self.is_missing(&conflict.kept_as()) {
-                    true => Place::Resolved,
-                    false => Place::There,
+                    true => ConflictLocation::Resolved,
+                    false => ConflictLocation::There,
                 }
             }
-            _ => Place::Unknown,
+            _ => ConflictLocation::Unknown,
         }
     }
 

@@ -13,78 +13,110 @@ use crate::residency::seams::Target;
 use crate::writeback::Writeback;
 use crate::writeback::flush::Flushed;
 
-/// Stands for the data side in tests.
-#[cfg(test)]
-pub(crate) trait Stub: Send + Sync {
-    fn is_open(&self, ino: Ino) -> bool;
-    fn flush(&self, node: &Writeback, record: &Record, target: &Target<'_>) -> Result<Flushed>;
-    fn drop_copy(&self, ino: Ino);
-    fn discard(&self, ino: Ino);
+/// What the backlog asks of the data side: [`Tiers`], or what stands for them in tests.
+pub(super) trait DataSide: Send + Sync {
+    /// Whether a program has the file open.
+    fn is_open(&self, writeback: &Writeback, ino: Ino) -> bool;
+
+    /// Writes the dirty bytes of a file to the backing store.
+    fn flush(
+        &self,
+        writeback: &Writeback,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+    ) -> Result<Flushed>;
+
+    /// Whether the file on a tier says that it made what stands in the backing store.
+    fn made_by(&self, writeback: &Writeback, ino: Ino, found: &Attributes) -> Result<bool>;
+
+    /// The version in the backing store that a copy here equals was given other times by a worker: the
+    /// copy is of the version that is there now. If that can't be noted, the copy counts as one of an
+    /// older version, and is fetched again.
+    fn copy_has_other_times(
+        &self,
+        writeback: &Writeback,
+        ino: Ino,
+        before: Fingerprint,
+        after: Fingerprint,
+    );
+
+    /// A version that has none of the object's bytes is about to appear under the name of a file that
+    /// was written and is still open, or is taken over there. Its object knows the version durably
+    /// before, or it would be taken for older than that after a power cut.
+    fn announce(&self, writeback: &Writeback, ino: Ino, version: Fingerprint) -> Result<()>;
+
+    /// The copy of a clean file is stale.
+    fn drop_copy(&self, writeback: &Writeback, ino: Ino);
+
+    /// Lets go of the bytes of a file that is removed.
+    fn discard(&self, writeback: &Writeback, ino: Ino);
+
+    /// Bytes that are to be written to the backing store.
+    fn unwritten_bytes(&self, writeback: &Writeback) -> u64;
+
+    /// Lets go of removed files that no program uses and that have bytes here which nobody will write;
+    /// what is kept for those who use theirs, or is going at this moment.
+    fn let_removed_go(&self, writeback: &Writeback) -> RemovedFiles;
+}
+
+impl Default for Box<dyn DataSide> {
+    fn default() -> Self {
+        Box::new(Tiers)
+    }
 }
 
 /// Removed files whose bytes are still here.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct RemovedFiles {
     pub files: u64,
     /// Those of them that programs have open.
     pub open: u64,
 }
 
-impl Kept {
+impl RemovedFiles {
     pub fn are_all_open(&self) -> bool {
         self.files > 0 && self.open == self.files
     }
 }
 
-#[cfg_attr(not(test), allow(clippy::unused_self))]
-impl Writeback {
-    #[cfg(test)]
-    fn stub(&self) -> Option<&Arc<dyn Stub>> {
-        self.reconciler.stub.get()
+/// The data side of a mount: what is on its tiers.
+struct Tiers;
+
+impl DataSide for Tiers {
+    fn is_open(&self, writeback: &Writeback, ino: Ino) -> bool {
+        writeback.residency.is_open(ino)
     }
 
-    pub(super) fn in_use(&self, ino: Ino) -> bool {
-        #[cfg(test)]
-        if let Some(stub) = self.stub() {
-            return stub.is_open(ino);
-        }
-        self.residency.is_open(ino)
+    fn flush(
+        &self,
+        writeback: &Writeback,
+        record: &Arc<Record>,
+        target: &Target<'_>,
+    ) -> Result<Flushed> {
+        writeback.flush_data(record, target)
     }
 
-    pub(super) fn flush_bytes(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
-        #[cfg(test)]
-        if let Some(stub) = self.stub() {
-            return stub.flush(self, record, target);
-        }
-        self.flush_data(record, target)
+    fn made_by(&self, writeback: &Writeback, ino: Ino, found: &Attributes) -> Result<bool> {
+        writeback.is_own_version(ino, found)
     }
 
-    /// Whether the file on a tier says that it made what stands in the backing store.
-    pub(super) fn made_by(&self, ino: Ino, found: &Attributes) -> Result<bool> {
-        #[cfg(test)]
-        if self.stub().is_some() {
-            return Ok(false);
-        }
-        self.is_own_version(ino, found)
-    }
-
-    /// The version in the backing store that a copy here equals was given other times by a worker: the
-    /// copy is of the version that is there now. If that can't be noted, the copy counts as one of an
-    /// older version, and is fetched again.
-    pub(super) fn copy_has_other_times(&self, ino: Ino, before: Fingerprint, after: Fingerprint) {
-        #[cfg(test)]
-        if self.stub().is_some() {
+    fn copy_has_other_times(
+        &self,
+        writeback: &Writeback,
+        ino: Ino,
+        before: Fingerprint,
+        after: Fingerprint,
+    ) {
+        let residency = &writeback.residency;
+        if residency.residents.get(ino.0).is_none() {
             return;
         }
-        if self.residency.residents.get(ino.0).is_none() {
-            return;
-        }
-        let file = self.residency.files.get(ino);
+        let file = residency.files.get(ino);
         file.below_has_other_times(&before, after);
-        let noted = self.residency.load(&Context::DAEMON, &file).and_then(|()| {
+        let noted = residency.load(&Context::DAEMON, &file).and_then(|()| {
             let location = file.location.read();
             let Some(place) = &location.place else { return Ok(()) };
-            self.residency.edit_header(place, |header| {
+            residency.edit_header(place, |header| {
                 if let Some(base) = header.base.filter(|base| base.same_content(&before)) {
                     header.base = Some(Fingerprint { edition: base.edition, ..after });
                 }
@@ -96,89 +128,112 @@ impl Writeback {
         }
     }
 
-    /// A version that has none of the object's bytes is about to appear under the name of a file that
-    /// was written and is still open, or is taken over there. Its object knows the version durably
-    /// before, or it would be taken for older than that after a power cut.
-    pub(super) fn announce_to_object(&self, ino: Ino, version: Fingerprint) -> Result<()> {
-        #[cfg(test)]
-        if self.stub().is_some() {
+    fn announce(&self, writeback: &Writeback, ino: Ino, version: Fingerprint) -> Result<()> {
+        let residency = &writeback.residency;
+        if !residency.is_unsettled(ino) {
             return Ok(());
         }
-        if !self.residency.is_unsettled(ino) {
-            return Ok(());
-        }
-        let file = self.residency.files.get(ino);
-        self.residency.load(&Context::DAEMON, &file)?;
-        self.residency.write_again(&file)?;
+        let file = residency.files.get(ino);
+        residency.load(&Context::DAEMON, &file)?;
+        residency.write_again(&file)?;
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
-        self.residency.edit_header(place, |header| {
+        residency.edit_header(place, |header| {
             header.pending = Some(version);
             Ok(())
         })?;
-        self.residency.sync_object(&file, place, false)
+        residency.sync_object(&file, place, false)
     }
 
-    /// The copy of a clean file is stale.
-    pub(crate) fn copy_is_stale(&self, ino: Ino) {
-        #[cfg(test)]
-        if let Some(stub) = self.stub() {
-            return stub.drop_copy(ino);
-        }
-        self.residency.drop_copy(ino);
+    fn drop_copy(&self, writeback: &Writeback, ino: Ino) {
+        writeback.residency.drop_copy(ino);
     }
 
-    pub(super) fn discard(&self, ino: Ino) {
-        #[cfg(test)]
-        if let Some(stub) = self.stub() {
-            return stub.discard(ino);
-        }
-        self.residency.discard_data(ino);
+    fn discard(&self, writeback: &Writeback, ino: Ino) {
+        writeback.residency.discard_data(ino);
     }
 
-    /// Bytes that are to be written to the backing store.
-    pub(super) fn unwritten_bytes(&self) -> u64 {
-        #[cfg(test)]
-        if self.stub().is_some() {
-            return 0;
-        }
+    fn unwritten_bytes(&self, writeback: &Writeback) -> u64 {
+        let residency = &writeback.residency;
         // Nobody will write the bytes of removed files that are still in use.
-        let orphans = match self.meta.counts().orphans {
+        let orphans = match writeback.meta.counts().orphans {
             // To find the orphans among all nodes' would take long: those that count are open here.
-            _ if self.residency.peers.is_clustered() => self.orphans_in_use(),
+            _ if residency.peers.is_clustered() => writeback.orphans_in_use(),
             0 => Vec::new(),
-            _ => self.meta.orphans().unwrap_or_default(),
+            _ => writeback.meta.orphans().unwrap_or_default(),
         };
-        let removed = orphans.iter().filter_map(|ino| self.residency.residents.get(ino.0));
+        let removed = orphans.iter().filter_map(|ino| residency.residents.get(ino.0));
         let removed: u64 = removed.filter(|found| found.dirty).map(|found| found.charged).sum();
-        let (_, spilled) = self.residency.spilled_files();
-        self.residency.dirty_bytes().saturating_sub(removed) + spilled
+        let (_, spilled) = residency.spilled_files();
+        residency.dirty_bytes().saturating_sub(removed) + spilled
     }
 
-    /// Lets go of removed files that no program uses and that have bytes here which nobody will write;
-    /// what is kept for those who use theirs, or is going at this moment.
-    pub(super) fn let_removed_go(&self) -> Kept {
-        #[cfg(test)]
-        if self.stub().is_some() {
-            return Kept::default();
-        }
-        self.residency.discard_removed();
+    fn let_removed_go(&self, writeback: &Writeback) -> RemovedFiles {
+        let residency = &writeback.residency;
+        residency.discard_removed();
         let mut dirty = Vec::new();
-        self.residency
+        residency
             .residents
             .for_each(|ino, resident| dirty.extend(resident.dirty.then_some(Ino(ino))));
-        let mut kept = Kept::default();
-        for ino in dirty.into_iter().filter(|ino| self.is_removed(*ino)) {
-            if !self.residency.is_open(ino) {
+        let mut removed = RemovedFiles::default();
+        for ino in dirty.into_iter().filter(|ino| writeback.is_removed(*ino)) {
+            if !residency.is_open(ino) {
                 // Its last close is at it, or was by another daemon, which has died.
-                self.above.last_close(&self.residency.files.get(ino));
+                writeback.above.last_close(&residency.files.get(ino));
             }
-            if self.residency.residents.get(ino.0).is_some() {
-                kept.files += 1;
-                kept.open += u64::from(self.residency.is_open(ino));
+            if residency.residents.get(ino.0).is_some() {
+                removed.files += 1;
+                removed.open += u64::from(residency.is_open(ino));
             }
         }
-        kept
+        removed
+    }
+}
+
+impl Writeback {
+    /// [`DataSide::is_open`].
+    pub(super) fn in_use(&self, ino: Ino) -> bool {
+        self.reconciler.data_side.is_open(self, ino)
+    }
+
+    /// [`DataSide::flush`].
+    pub(super) fn flush_bytes(&self, record: &Arc<Record>, target: &Target<'_>) -> Result<Flushed> {
+        self.reconciler.data_side.flush(self, record, target)
+    }
+
+    /// [`DataSide::made_by`].
+    pub(super) fn made_by(&self, ino: Ino, found: &Attributes) -> Result<bool> {
+        self.reconciler.data_side.made_by(self, ino, found)
+    }
+
+    /// [`DataSide::copy_has_other_times`].
+    pub(super) fn copy_has_other_times(&self, ino: Ino, before: Fingerprint, after: Fingerprint) {
+        self.reconciler.data_side.copy_has_other_times(self, ino, before, after);
+    }
+
+    /// [`DataSide::announce`].
+    pub(super) fn announce_to_object(&self, ino: Ino, version: Fingerprint) -> Result<()> {
+        self.reconciler.data_side.announce(self, ino, version)
+    }
+
+    /// [`DataSide::drop_copy`].
+    pub(crate) fn copy_is_stale(&self, ino: Ino) {
+        self.reconciler.data_side.drop_copy(self, ino);
+    }
+
+    /// [`DataSide::discard`].
+    pub(super) fn discard(&self, ino: Ino) {
+        self.reconciler.data_side.discard(self, ino);
+    }
+
+    /// [`DataSide::unwritten_bytes`].
+    pub(super) fn unwritten_bytes(&self) -> u64 {
+        self.reconciler.data_side.unwritten_bytes(self)
+    }
+
+    /// [`DataSide::let_removed_go`].
+    pub(super) fn let_removed_go(&self) -> RemovedFiles {
+        self.reconciler.data_side.let_removed_go(self)
     }
 
     /// Whether nobody can find a file any more whose bytes are here.

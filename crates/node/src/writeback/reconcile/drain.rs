@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Remaining;
 use super::closed_to_owner::MAX_REOPENED;
-use super::data_side::Kept;
+use super::data_side::RemovedFiles;
 use super::queue::{Turn, batch_size};
 use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
@@ -393,7 +393,7 @@ impl<'a> Sweep<'a, '_> {
         let node = self.node;
         let mut pause = Duration::from_millis(20);
         let mut progressed = Instant::now();
-        let mut last_kept = 0;
+        let mut last_removed = 0;
         let mut reopened = 0;
         loop {
             let outside = {
@@ -406,16 +406,17 @@ impl<'a> Sweep<'a, '_> {
                 false => tally.busy + tally.failed + tally.refused,
                 true => node.meta.backlog_len().saturating_sub(outside),
             };
-            let kept = if whole && left == 0 { node.let_removed_go() } else { Kept::default() };
+            let removed =
+                if whole && left == 0 { node.let_removed_go() } else { RemovedFiles::default() };
             let bytes = node.unwritten_bytes();
-            let in_use = kept.are_all_open();
+            let in_use = removed.are_all_open();
             let refused = tally.refused.min(left);
             let remaining =
                 Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
             let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
             // A pass that was cut short may have left things that nobody has looked at.
             let nothing_left = whole || nothing_selected && !self.over();
-            if left == 0 && kept.files == 0 && nothing_left {
+            if left == 0 && removed.files == 0 && nothing_left {
                 if node.restore_times_by_opening() && reopened < MAX_REOPENED && !self.over() {
                     reopened += 1;
                     continue;
@@ -431,7 +432,7 @@ impl<'a> Sweep<'a, '_> {
             if self.over() {
                 return Ok((remaining, End::Over));
             }
-            let fewer = std::mem::replace(&mut last_kept, kept.files) > kept.files;
+            let fewer = std::mem::replace(&mut last_removed, removed.files) > removed.files;
             if tally.done > 0 || fewer {
                 progressed = Instant::now();
                 pause = Duration::from_millis(20);

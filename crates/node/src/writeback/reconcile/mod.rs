@@ -58,7 +58,7 @@ use work::{Batch, Step, Work};
 #[derive(Default)]
 pub struct Reconciler {
     owners: owned::Owners,
-    queue: queue::Waiting,
+    queue: queue::ReconcileQueue,
     conflicts: Mutex<conflict_list::Conflicts>,
     held: Mutex<conflict::Held>,
     /// The latest failure, with the inode that it is about.
@@ -81,8 +81,8 @@ pub struct Reconciler {
     opened_dirs: AtomicU64,
     /// Files of which parts are gone, and nobody was told.
     pub(crate) rest_gone: crate::writeback::rest_gone::Untold,
-    #[cfg(test)]
-    pub(crate) stub: std::sync::OnceLock<std::sync::Arc<dyn data_side::Stub>>,
+    /// What has the bytes of files.
+    data_side: Box<dyn data_side::DataSide>,
 }
 
 impl Reconciler {

@@ -77,15 +77,15 @@ struct State {
 
 /// The inodes that wait for their turn.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct ReconcileQueue {
     state: Mutex<State>,
     wake: Condvar,
 }
 
 /// While it lives, nothing is handed out because its time has come.
-pub(super) struct Paused<'a>(&'a Waiting);
+pub(super) struct Paused<'a>(&'a ReconcileQueue);
 
-impl Waiting {
+impl ReconcileQueue {
     /// For a caller that goes through the whole backlog: two at it would spoil each other's
     /// batches.
     pub(super) fn pause(&self) -> Paused<'_> {

@@ -1,6 +1,6 @@
 //! The backlog and the import against real directories.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -13,23 +13,20 @@ use forebay_core::unit::Bytes;
 use forebay_meta::{
     Link, Memory, MetaStore, NameIn, NewInode, Options, Queue, Record, RenameFlags,
 };
+use forebay_store::BackingStore;
 use forebay_store::backing::DirBacking;
 use forebay_store::decorators::{Flaky, InterceptedBacking, Interceptor, Operation, Rule, Verdict};
-use forebay_store::{BackingStore, Commit, Expect};
 use forebay_types::{FileKind, Fingerprint, Ino};
 use parking_lot::Mutex;
 
+use self::contents::Contents;
 use super::Remaining;
-use super::data_side::Stub;
-use super::identity::{is_own, was_changed};
 use crate::clock;
 use crate::config::{Coherence, NodeConfig, WritebackPolicy};
 use crate::context::Context;
 use crate::error::Result;
 use crate::node::Node;
 use crate::pool::Pool;
-use crate::residency::seams::Target;
-use crate::writeback::flush::Flushed;
 
 /// A directory that goes with its owner.
 pub(crate) struct Scratch(PathBuf);
@@ -50,81 +47,6 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).ok();
-    }
-}
-
-/// Contents of files that a program wrote and that no tier holds.
-#[derive(Default)]
-pub(crate) struct Contents {
-    bytes: Mutex<HashMap<u64, Vec<u8>>>,
-    open: Mutex<HashSet<u64>>,
-    stale: Mutex<HashSet<u64>>,
-}
-
-impl Stub for Contents {
-    fn is_open(&self, ino: Ino) -> bool {
-        self.open.lock().contains(&ino.0)
-    }
-
-    fn flush(
-        &self,
-        node: &crate::writeback::Writeback,
-        record: &Record,
-        target: &Target<'_>,
-    ) -> Result<Flushed> {
-        let now = node.meta.get(record.ino)?;
-        let removed = now.links.is_empty() && !record.links.is_empty();
-        if removed || now.backing.fingerprint != record.backing.fingerprint {
-            // As of real files: what the caller decided upon was overtaken.
-            return Ok(Flushed::Busy);
-        }
-        let bytes = self.bytes.lock().get(&record.ino.0).cloned().unwrap_or_default();
-        let name = super::names::os(target.name);
-        if target.in_place
-            && let Some(expect) = target.expect
-        {
-            let found = node.backing.stat(target.dir, name)?;
-            let now = node.meta.get(record.ino)?;
-            let own = expect.same_content(&found.fingerprint()) || is_own(&now, &found);
-            if !own || was_changed(&now, &found) {
-                return Ok(Flushed::Conflict(Some(found)));
-            }
-            let pending = Fingerprint { size: bytes.len() as u64, ..expect };
-            node.intend(record.ino, Some(expect), Some(&found), pending)?;
-            let file = node.backing.open_file(
-                target.dir,
-                name,
-                forebay_store::backing::Access::ReadWrite,
-            )?;
-            file.set_len(bytes.len() as u64)?;
-            file.write_at(&bytes, 0)?;
-            node.copy_attributes(record, record.attr.mtime, &*file)?;
-            return Ok(Flushed::Done { fingerprint: file.stat()?.fingerprint(), clean: true });
-        }
-        let mut temporary = node.backing.temporary(record.ino.0)?;
-        temporary.file().write_at(&bytes, 0)?;
-        node.copy_attributes(record, record.attr.mtime, &**temporary.file())?;
-        let found = match node.backing.stat(target.dir, name) {
-            Err(error) if error.class() == forebay_store::ErrorClass::NotFound => None,
-            found => Some(found?),
-        };
-        let pending = temporary.pending()?;
-        let expect = node.intend(record.ino, target.expect, found.as_ref(), pending)?;
-        let expect = expect.map_or(Expect::Absent, Expect::Version);
-        node.own_change(&[(target.parent, target.dir)], || {
-            Ok(match node.backing.commit(&mut temporary, target.dir, name, expect)? {
-                Commit::Done(fingerprint) => Flushed::Done { fingerprint, clean: true },
-                Commit::Conflict(found) => Flushed::Conflict(found),
-            })
-        })
-    }
-
-    fn drop_copy(&self, ino: Ino) {
-        self.stale.lock().insert(ino.0);
-    }
-
-    fn discard(&self, ino: Ino) {
-        self.bytes.lock().remove(&ino.0);
     }
 }
 
@@ -166,8 +88,6 @@ fn node_on(
     config.flush_threads = 4;
     change(&mut config);
     let steward = StewardConfig::new(vec![TierConfig::new(Bytes(1 << 20))], "lru");
-    let stub: OnceLock<Arc<dyn Stub>> = OnceLock::new();
-    stub.set(contents.clone()).unwrap_or_else(|_| unreachable!("it was empty"));
     let config = Arc::new(config);
     Arc::new_cyclic(|this: &std::sync::Weak<Node>| {
         let given = crate::residency::Given {
@@ -184,7 +104,8 @@ fn node_on(
         let steward = Steward::new(&steward).expect("a sound configuration");
         let decider = crate::residency::Decider { steward, event_log: None };
         let residency = crate::residency::Residency::new(given, Vec::new(), decider, false);
-        let reconciler = super::Reconciler { stub, ..Default::default() };
+        let reconciler =
+            super::Reconciler { data_side: Box::new(contents.clone()), ..Default::default() };
         let above = crate::writeback::WritebackSeams {
             rights: Arc::new(crate::writeback::seams::AllRights),
             above: Box::new(crate::seams::Upper(this.clone())),
@@ -731,6 +652,7 @@ fn removed_file_in_use_when_its_last_close_comes_then_limbo_is_not_searched_for_
     assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
 }
 
+mod contents;
 mod durable;
 mod imports;
 mod interleaved;

@@ -2,7 +2,7 @@
 //! as ffprobe finds it, in a sandbox. On threads of its own, a few files at a time, each version of a
 //! file once, kept over restarts.
 
-mod kept;
+mod rate_file;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ use crate::media::{FileKey, Version};
 use crate::mp4::pace::Pace;
 use crate::mp4::{Index, NoIndex};
 use crate::sandbox::{self, Ended};
-use kept::Kept;
+use rate_file::RateFile;
 
 /// How long ffprobe may look at one file.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ struct Known {
     rates: HashMap<Version, Found>,
     /// Who waits for what is being looked at.
     waiting: HashMap<Version, Vec<oneshot::Sender<Option<Pace>>>>,
-    kept: Option<Kept>,
+    file: Option<RateFile>,
 }
 
 /// Files that were looked at, and those of them that gave no rate.
@@ -108,12 +108,12 @@ impl Probe {
     pub fn start(config: ProbeConfig) -> Result<Self, Error> {
         let mut known = Known::default();
         if let Some(path) = &config.kept {
-            match Kept::open(path) {
-                Ok((kept, rates)) => {
+            match RateFile::open(path) {
+                Ok((file, rates)) => {
                     let found = |pace| Found { pace, until: None };
                     known.rates =
                         rates.into_iter().map(|(version, pace)| (version, found(pace))).collect();
-                    known.kept = Some(kept);
+                    known.file = Some(file);
                 }
                 Err(error) => {
                     tracing::warn!(path = %path.display(), %error, "rates of media are not kept");
@@ -221,8 +221,8 @@ impl Worker {
             known.rates.retain(|version, _| !some.contains(version));
         }
         known.rates.insert(version, Found { pace: pace.clone(), until });
-        if let Some(kept) = known.kept.as_mut().filter(|_| !passing) {
-            kept.add(version, pace.as_ref());
+        if let Some(file) = known.file.as_mut().filter(|_| !passing) {
+            file.add(version, pace.as_ref());
         }
         for waiting in known.waiting.remove(&version).unwrap_or_default() {
             let _ = waiting.send(pace.clone());

@@ -16,7 +16,7 @@ const PLACE_TIMEOUT: Duration = Duration::from_secs(20);
 const OFTEN: Duration = Duration::from_millis(250);
 
 /// A stream that has lost its place.
-pub(super) struct Waiting {
+pub(super) struct DisplacedStream {
     pub stream: StreamId,
     since: Instant,
     why: Rejected,
@@ -65,7 +65,7 @@ impl Driver {
         self.tally.behind += 1;
         self.take_back(stream);
         let (since, why) = ((self.clock)(), Rejected::of(refusal));
-        self.waiting.push_back(Waiting { stream, since, why });
+        self.displaced.push_back(DisplacedStream { stream, since, why });
         self.go_on_if_idle(stream);
     }
 
@@ -80,7 +80,7 @@ impl Driver {
     /// long.
     pub(super) fn help_waiting(&mut self) {
         let now = (self.clock)();
-        let Some(first) = self.waiting.front() else { return };
+        let Some(first) = self.displaced.front() else { return };
         if now.saturating_duration_since(self.waiting_looked_at) < OFTEN {
             return;
         }
@@ -89,7 +89,7 @@ impl Driver {
         let goes_on = now.saturating_duration_since(first.since) < PLACE_TIMEOUT;
         let Some(entry) = self.streams.get(&stream).filter(|entry| entry.parked && !entry.paused)
         else {
-            self.waiting.pop_front();
+            self.displaced.pop_front();
             return;
         };
         if goes_on {
@@ -100,7 +100,7 @@ impl Driver {
             }
             return;
         }
-        self.waiting.pop_front();
+        self.displaced.pop_front();
         if let Some(core) = entry.core.upgrade() {
             // The next read after this one asks again.
             core.update(|queue| (queue.parked, queue.refused) = (true, Some(why)));

@@ -8,6 +8,8 @@
 
 mod program;
 
+use std::collections::HashSet;
+
 use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
 use forebay_store::decorators::RenumberedBacking;
 use program::{Made, NAMES, Program};
@@ -230,9 +232,9 @@ const PLAIN: Scene = Scene {
 };
 
 /// What outlasts a daemon of the metadata.
-struct Kept(Arc<Memory>);
+struct SharedEngine(Arc<Memory>);
 
-impl Engine for Kept {
+impl Engine for SharedEngine {
     fn execute(&self, transaction: &MiniTransaction) -> std::result::Result<Outcome, EngineError> {
         self.0.execute(transaction)
     }
@@ -365,7 +367,7 @@ impl World {
     /// A daemon that continues what was there, as far as it concerns names.
     fn start(&mut self, life: u64) -> Arc<Node> {
         self.trace.add(format!("START {life}"));
-        let engine = Box::new(Kept(self.engine.clone()));
+        let engine = Box::new(SharedEngine(self.engine.clone()));
         let meta = MetaStore::open(engine, &Options::default()).expect("opens");
         let change = |config: &mut NodeConfig| config.coherence = self.scene.coherence;
         let node = node_on(self.backing.clone(), meta, &self.contents, change);

@@ -26,14 +26,14 @@ struct Line {
     steps: Vec<(u32, u64)>,
 }
 
-/// The file.
+/// The file that keeps the rates of media over restarts.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct RateFile {
     path: PathBuf,
     file: File,
 }
 
-impl Kept {
+impl RateFile {
     /// Opens or makes the file, and returns what it has. A line that is damaged does not count.
     ///
     /// # Errors
@@ -53,11 +53,11 @@ impl Kept {
                 known.entry(version).or_insert(pace);
             }
         }
-        let mut kept = Self { path: path.to_path_buf(), file };
+        let mut rates = Self { path: path.to_path_buf(), file };
         if lines.len() > 2 * known.len() + 64 || text.last().is_some_and(|last| *last != b'\n') {
-            kept.write_anew(&known)?;
+            rates.write_anew(&known)?;
         }
-        Ok((kept, known))
+        Ok((rates, known))
     }
 
     fn file(path: &Path) -> io::Result<File> {
@@ -109,21 +109,21 @@ mod tests {
     fn rates_when_kept_then_there_again_whatever_is_damaged_besides() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rates");
-        let (mut kept, known) = Kept::open(&path).unwrap();
+        let (mut rates, known) = RateFile::open(&path).unwrap();
         assert!(known.is_empty());
-        kept.add(version(1), Some(&Pace::constant(100)));
-        kept.add(version(2), None);
+        rates.add(version(1), Some(&Pace::constant(100)));
+        rates.add(version(2), None);
         let course = Pace { rate: 200, steps: vec![(1000, 200), (500, 100)] };
-        kept.add(version(1), Some(&course));
-        drop(kept);
+        rates.add(version(1), Some(&course));
+        drop(rates);
         // A line of a machine that went down, and what is no line at all.
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(b"\xff\xfe\n{\"inode\":3,\"si").unwrap();
-        let (mut kept, known) = Kept::open(&path).unwrap();
+        let (mut rates, known) = RateFile::open(&path).unwrap();
         assert_eq!(known.get(&version(2)), Some(&None));
         assert_eq!((known.len(), known[&version(1)].as_ref()), (2, Some(&course)));
-        kept.add(version(4), Some(&Pace::constant(1)));
-        let (_, known) = Kept::open(&path).unwrap();
+        rates.add(version(4), Some(&Pace::constant(1)));
+        let (_, known) = RateFile::open(&path).unwrap();
         assert_eq!(
             known.get(&version(4)),
             Some(&Some(Pace::constant(1))),
@@ -135,12 +135,12 @@ mod tests {
     fn file_of_rates_when_most_is_old_then_written_anew() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rates");
-        let (mut kept, _) = Kept::open(&path).unwrap();
+        let (mut rates, _) = RateFile::open(&path).unwrap();
         for rate in 0..200 {
-            kept.add(version(1), Some(&Pace::constant(rate + 1)));
+            rates.add(version(1), Some(&Pace::constant(rate + 1)));
         }
         let long = fs::metadata(&path).unwrap().len();
-        let (_, known) = Kept::open(&path).unwrap();
+        let (_, known) = RateFile::open(&path).unwrap();
         assert_eq!(known[&version(1)], Some(Pace::constant(200)), "the last counts");
         assert!(fs::metadata(&path).unwrap().len() < long / 100);
     }
