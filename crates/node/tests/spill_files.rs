@@ -11,7 +11,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
-use forebay_node::{AtOnce, Context, Ino, NodeError, SetAttr};
+use forebay_node::{AtOnce, Context, Ino, NodeConfig, NodeError, SetAttr, WritebackPolicy};
+use forebay_store::decorators::Transparent;
 use forebay_testing::wait_for;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -232,4 +233,60 @@ fn reader_that_empties_a_file_when_it_goes_past_the_tier_meanwhile_then_has_to_w
     empty(&rig, "file", &CONTEXT).unwrap();
     assert_eq!(rig.size("file"), 0);
     rig.node().release(fh);
+}
+
+/// Takes a file away in the backing store, as a program does that waits for finished ones there.
+fn take(rig: &Rig, name: &str) -> Vec<u8> {
+    let taken = rig.dir.join("taken");
+    std::fs::rename(rig.backing().join(name), &taken).unwrap();
+    std::fs::read(taken).unwrap()
+}
+
+/// What others have taken stays away, and no conflict is made of it.
+fn assert_stays_away(rig: &Rig, name: &str) {
+    std::thread::sleep(Duration::from_secs(2));
+    rig.drain();
+    assert!(!rig.backing().join(name).exists(), "it is in the backing store again");
+    let found = rig.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+    assert!(found.is_none(), "it is on the mount again: {found:?}");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+fn written_back_at_once(config: &mut NodeConfig) {
+    config.writeback = WritebackPolicy::After(Duration::from_millis(50));
+    config.attr_timeout = Duration::ZERO;
+}
+
+#[test]
+fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_does_not_come_back() {
+    let _one = ONE.lock();
+    for size in [3 * MIB, 300 * KIB] {
+        let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
+        let bytes = noise(7, size);
+        rig.put("file", &bytes);
+        let published = || rig.backing().join("file").exists();
+        assert!(wait_for(LIMIT, published), "it was not written back");
+        same(&take(&rig, "file"), &bytes, "what was taken");
+        assert_stays_away(&rig, "file");
+    }
+}
+
+#[test]
+fn file_whose_mode_changes_while_it_is_published_when_others_take_it_then_it_does_not_come_back() {
+    let _one = ONE.lock();
+    for size in [3 * MIB, 300 * KIB] {
+        let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
+        let (_point, arrived, go) = held("node.flush.published");
+        let bytes = noise(7, size);
+        rig.put("file", &bytes);
+        arrived.recv_timeout(LIMIT).unwrap();
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let ino = rig.ino("file");
+        rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+        go.send(()).unwrap();
+        // Until the worker has reported what it did, and before the mode is written.
+        std::thread::sleep(Duration::from_millis(200));
+        same(&take(&rig, "file"), &bytes, "what was taken");
+        assert_stays_away(&rig, "file");
+    }
 }

@@ -301,6 +301,25 @@ impl MetaStore {
         })
     }
 
+    /// Changes what is known of an inode's bytes while a worker is at it, ahead of its report. It is no
+    /// change of the inode: [`Record::change`] stays, or the report would be taken for one that was
+    /// overtaken, and what it says is written would still count as changed here.
+    ///
+    /// # Errors
+    /// `Stale` if the record is gone.
+    pub fn note_written(
+        &self,
+        ino: Ino,
+        mut facts: impl FnMut(&mut Record),
+    ) -> Result<Arc<Record>> {
+        self.edit_one(ino, |draft, before| {
+            let record = draft.edit(ino)?;
+            facts(record);
+            restore_identity(record, before);
+            draft.enqueue(ino)
+        })
+    }
+
     /// Puts a record at the end of this process's backlog, unless it is in another's.
     ///
     /// # Errors

@@ -86,13 +86,11 @@ pub(crate) struct AtRange<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Whether an object has changes to a version of which it lacks bytes. Nothing may be known of that
-/// any more, after a conflict or because others have removed it; what it had is no zeros for that.
+/// Whether an object lacks bytes of a version that it belongs to. Nothing may be known of that any more,
+/// after a conflict or because others have removed it; what it had is no zeros for that.
 pub(crate) fn is_built_upon_another(object: Option<&TierObject>) -> Result<bool> {
     match object {
-        Some(place) if place.dirty.load(Ordering::Acquire) && place.lacks_bytes() => {
-            Ok(place.object.header()?.base.is_some())
-        }
+        Some(place) if place.lacks_bytes() => Ok(place.object.header()?.base.is_some()),
         _ => Ok(false),
     }
 }

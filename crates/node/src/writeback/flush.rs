@@ -259,11 +259,17 @@ impl Writeback {
         Ok(quiet)
     }
 
-    /// What was published of a file is durable in the backing store, or (`durable` is false) not known
-    /// to be: then all stays as if it had not been, and is done again.
-    pub(crate) fn settle_published(&self, ino: Ino, durable: bool) -> Result<()> {
+    /// What was published of a file is not known to be durable in the backing store: all stays as if it had
+    /// not been, and is done again.
+    pub(crate) fn doubt_published(&self, ino: Ino) {
+        self.reconciler.published.lock().remove(&ino.0);
+    }
+
+    /// What was published of a file is durable in the backing store. `seen_change` is [`Record::change`] as
+    /// it was when the worker began.
+    pub(crate) fn settle_published(&self, ino: Ino, seen_change: u64) -> Result<()> {
         let published = self.reconciler.published.lock().remove(&ino.0);
-        let Some(Published { file, fingerprint, quiet }) = published.filter(|_| durable) else {
+        let Some(Published { file, fingerprint, quiet }) = published else {
             return Ok(());
         };
         let file = &file;
@@ -287,8 +293,15 @@ impl Writeback {
             presence.rebase()?;
         }
         self.residency.settle_before_clean(file, place)?;
-        let done = self.residency.mark_clean(file, place, Some(fingerprint));
-        done.map(|()| self.residency.drop_useless_spill(file, &location))
+        self.residency.mark_clean(file, place, Some(fingerprint))?;
+        let now = self.meta.get(ino)?;
+        if now.dirty && now.change != seen_change {
+            // Its mode or its name changed meanwhile: the report will not say that it is written, and a
+            // file that others take next would be written anew.
+            self.meta.note_written(ino, |record| record.dirty = false)?;
+        }
+        self.residency.drop_useless_spill(file, &location);
+        Ok(())
     }
 
     /// Writes the whole file under a temporary name and publishes it.
@@ -539,19 +552,22 @@ impl Writeback {
         }
         self.residency.let_go_of_spill(file.ino)?;
         // Not left to the report of the worker: from here on nothing but this record knows it.
-        let on_tier = location.place.is_some();
         let one_at_a_time = file.times.lock();
-        let (size, mtime) = spill.size_and_mtime();
-        self.meta.update(file.ino, None, |record| {
-            record.spilled = false;
-            record.dirty &= on_tier;
-            if !on_tier {
+        if location.place.is_some() {
+            self.meta.note_written(file.ino, |record| {
+                record.spilled = false;
+                record.backing.fingerprint = Some(fingerprint);
+            })?;
+        } else {
+            let (size, mtime) = spill.size_and_mtime();
+            self.meta.update(file.ino, None, |record| {
+                (record.spilled, record.dirty) = (false, false);
                 record.backing.attrs_differ |= mtime != fingerprint.mtime;
                 (record.attr.size, record.attr.mtime) = (size, mtime);
-            }
-            record.backing.fingerprint = Some(fingerprint);
-            Queue::Yes
-        })?;
+                record.backing.fingerprint = Some(fingerprint);
+                Queue::Yes
+            })?;
+        }
         drop(one_at_a_time);
         self.residency.note_spill_due(file.ino);
         Ok(())

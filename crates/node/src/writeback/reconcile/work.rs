@@ -435,7 +435,7 @@ impl<'a> Batch<'a> {
             let synced = unsynced.map_or_else(|| self.node.backing.sync_held(&held), Err);
             if let Err(error) = synced {
                 for done in &finished {
-                    self.node.settle_published(done.owned.ino, false)?;
+                    self.node.doubt_published(done.owned.ino);
                     let known = self.node.known(done.owned.ino)?;
                     self.node.report(
                         &done.owned,
@@ -452,7 +452,7 @@ impl<'a> Batch<'a> {
         for done in &finished {
             let _in_hand = defects::begin(BackgroundKind::WriteBack, done.owned.ino.0);
             // The names are durable: from here on the tiers need not have what is under them.
-            let settled = self.node.settle_published(done.owned.ino, true);
+            let settled = self.node.settle_published(done.owned.ino, done.seen_change);
             if let Err(error) = settled.and_then(|()| self.report(done)) {
                 failed.get_or_insert(error);
             }
