@@ -306,12 +306,16 @@ impl Mapping {
     const LEN: usize = 4096;
 
     fn of(path: &Path) -> Self {
+        Self::of_part(path, 0)
+    }
+
+    fn of_part(path: &Path, at: u64) -> Self {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let file = File::options().read(true).write(true).open(path).unwrap();
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: new memory, which nothing else has.
         Mapping(unsafe {
-            mmap(std::ptr::null_mut(), Self::LEN, prot, MapFlags::SHARED, file, 0).unwrap()
+            mmap(std::ptr::null_mut(), Self::LEN, prot, MapFlags::SHARED, file, at).unwrap()
         })
     }
 
@@ -373,5 +377,45 @@ fn umount_when_what_was_in_use_can_or_can_not_be_written_back_afterwards_then_it
         assert_eq!(fs::read(site.path("mnt/dir/file")).unwrap(), [2; Mapping::LEN]);
         site.umount();
         assert_eq!(fs::read(&below).unwrap(), [2; Mapping::LEN]);
+    }
+}
+
+#[test]
+fn bytes_stored_through_a_mapping_when_data_is_sought_then_they_are_no_hole() {
+    use rustix::fs::{SeekFrom, seek};
+    if !can_mount() {
+        return;
+    }
+    const AT: u64 = 128 * Mapping::LEN as u64;
+    for more in [&[][..], &["--passthrough", "off"], &["--durability", "backing"]] {
+        let site = Site::new();
+        site.mount(more);
+        let path = site.path("mnt/file");
+        let file = File::create_new(&path).unwrap();
+        file.set_len(256 * Mapping::LEN as u64).unwrap();
+        // As long as nothing can be stored unseen, holes are holes.
+        (&file).write_all(b"begin").unwrap();
+        let seen = File::open(&path).unwrap();
+        let hole = seek(&seen, SeekFrom::Hole(0)).unwrap();
+        assert!(hole < AT, "{more:?}: {hole}");
+        let mapping = Mapping::of_part(&path, AT);
+        mapping.fill(7);
+        // Nothing has told anybody of it yet.
+        let data = seek(&seen, SeekFrom::Data(hole)).unwrap();
+        assert!(data <= AT, "{more:?}: {data}");
+        let copy = site.path("home/copy");
+        let (code, text) = outcome(site.command("cp").args([&path, &copy]));
+        assert_eq!(code, 0, "{text}");
+        let copied = fs::read(&copy).unwrap();
+        assert!(copied == fs::read(&path).unwrap(), "{more:?}: the copy differs");
+        assert_eq!(copied[AT as usize..][..Mapping::LEN], [7; Mapping::LEN], "{more:?}");
+        drop((mapping, file, seen));
+        // When nobody has it open any more, which the kernel tells in its own time, it has its holes again.
+        let has_holes = || {
+            let again = File::open(&path).unwrap();
+            seek(&again, SeekFrom::Hole(AT)).unwrap() < 256 * Mapping::LEN as u64
+        };
+        assert!(wait_for(Duration::from_secs(10), has_holes), "{more:?}");
+        site.umount();
     }
 }

@@ -208,7 +208,13 @@ impl Node {
         let mut adopted = Vec::with_capacity(handed_over.handles.len());
         for open in &handed_over.handles {
             match self.take_over_handle(open) {
-                Ok(handle) => adopted.push((open.fh, handle)),
+                Ok(handle) => {
+                    if !handle.mode.passes() {
+                        // What was read through it is not handed over.
+                        handle.file.note_pages_in_kernel();
+                    }
+                    adopted.push((open.fh, handle));
+                }
                 Err(error) if handed_over.at_rest => return Err(error),
                 Err(error) => tracing::error!(ino = open.ino, %error, "an open file is lost"),
             }

@@ -23,6 +23,9 @@ use crate::residency::files::{File, FileRef};
 use crate::residency::room::write_all;
 use crate::stream::OpenStream;
 
+/// What the kernel reads for its cache begins and ends at a multiple of it, wherever pages are larger.
+const PAGE: u64 = 4096;
+
 impl Node {
     /// Reads at `offset` into `buffer`; returns the bytes read, fewer only at the end of the file.
     ///
@@ -57,6 +60,9 @@ impl Node {
             return Ok(read);
         }
         let file = &handle.file;
+        if !handle.mode.passes() && offset % PAGE == 0 && buffer.len() as u64 % PAGE == 0 {
+            file.note_pages_in_kernel();
+        }
         if handle.mode == OpenMode::Direct {
             // What the kernel reads for its cache may be read ahead, and an error of that goes unseen.
             self.writeback.tell_rest_gone(context, file.ino)?;

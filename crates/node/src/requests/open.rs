@@ -372,6 +372,10 @@ impl Node {
         let mut seen = Seen::default();
         if let OpenMode::Cached { keep } = &mut mode {
             (*keep, seen) = self.keeps_pages(file, record, alias);
+            if *keep && opens.count == 0 && record.attr.size > 0 {
+                // Nobody knows how it came to those that it has.
+                file.note_pages_in_kernel();
+            }
         }
         let mut handle = Handle::new(file.clone(), write, mode, promised);
         (handle.alias, handle.seen) = (alias, seen);
@@ -636,6 +640,10 @@ impl Node {
             let cached = matches!(handle.mode, OpenMode::Cached { .. });
             opens.leave(handle.alias, cached, handle.mode.registration());
             self.residency.unregister_unused(&mut opens);
+            if opens.count == 0 {
+                // Without an open there are no mappings of them.
+                file.pages_in_kernel.store(false, Ordering::Release);
+            }
             (opens.count == 0, handle.write && opens.writers == 0)
         };
         if let Some((tier, bytes)) = handle.promised {

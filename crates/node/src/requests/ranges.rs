@@ -15,7 +15,7 @@ use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
-use crate::residency::files::FileRef;
+use crate::residency::files::{File, FileRef};
 
 /// Bytes copied at a time between files that the kernel can't copy between.
 const PIECE: usize = 1 << 20;
@@ -273,9 +273,7 @@ impl Node {
         };
         let handle = self.handle(fh)?;
         if let Some(len) = self.length_forwarded(context, &handle)? {
-            // Its holes count as data.
-            let found = if what == Seek::Data { offset } else { len };
-            return if offset < len { Ok(found) } else { Err(NodeError::Posix(Errno::NXIO)) };
+            return all_is_data(len, offset, what);
         }
         let file = handle.file.clone();
         drop(handle);
@@ -291,6 +289,10 @@ impl Node {
         let mut location = file.location_for(context)?;
         if location.place.is_none() && !matches!(location.base, Underlay::Zeros) {
             location = file.wait_with(context, location)?;
+        }
+        if may_be_stored_into(file) {
+            // What is in the kernel's pages only must not pass for a hole.
+            return all_is_data(self.length_in(file, &location)?, offset, what);
         }
         let Some(place) = &location.place else {
             let found = match &location.base {
@@ -403,6 +405,21 @@ fn seek_in_parts(
         at = stop;
     }
     Ok((what == Seek::Hole && start < len).then_some(len))
+}
+
+/// Whether a mapping may live into which programs store without anybody hearing of it: of a file that the
+/// kernel may have pages of, and that somebody may write. Another node's are looked at there.
+fn may_be_stored_into(file: &File) -> bool {
+    file.pages_in_kernel.load(Ordering::Acquire) && file.opens.lock().writers > 0
+}
+
+/// The next data or hole where all holes count as data.
+fn all_is_data(len: u64, offset: u64, what: Seek) -> Result<u64> {
+    match what {
+        _ if offset >= len => Err(NodeError::Posix(Errno::NXIO)),
+        Seek::Data => Ok(offset),
+        Seek::Hole => Ok(len),
+    }
 }
 
 fn seek_in(

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use forebay_store::{Attributes, Object};
@@ -51,6 +51,9 @@ pub struct File {
     pub appending: Mutex<()>,
     /// Whether a mapping may live that outlasted a passthrough open and that programs store into.
     pub stored_unseen: StoredUnseen,
+    /// Whether the kernel may have pages of it in its cache: what programs store into them through
+    /// mappings, nobody hears of before the kernel writes it.
+    pub pages_in_kernel: AtomicBool,
     /// How the clean object looked to a passthrough writer, if a change would show.
     pub clean_as: Mutex<Option<Look>>,
     /// Held by whoever has the record follow the size and time of the object, or the object a time
@@ -126,6 +129,7 @@ impl File {
             durable_change: AtomicU64::new(0),
             appending: Mutex::new(()),
             stored_unseen: StoredUnseen::default(),
+            pages_in_kernel: AtomicBool::new(false),
             clean_as: Mutex::default(),
             times: Mutex::new(()),
             spill: Mutex::default(),
@@ -173,6 +177,14 @@ impl File {
     pub fn spilled_to(&self, spill: Arc<Spill>) -> Underlay {
         *self.spill.lock() = Arc::downgrade(&spill);
         Underlay::Spill(spill)
+    }
+
+    /// Says that the kernel may have pages of it from now on.
+    pub fn note_pages_in_kernel(&self) {
+        // Mostly it is known; a store would take the line from the other readers.
+        if !self.pages_in_kernel.load(Ordering::Relaxed) {
+            self.pages_in_kernel.store(true, Ordering::Release);
+        }
     }
 
     /// Says that the contents change, anywhere.
