@@ -60,7 +60,10 @@ impl Node {
             return Ok(read);
         }
         let file = &handle.file;
-        if !handle.mode.passes() && offset % PAGE == 0 && buffer.len() as u64 % PAGE == 0 {
+        if !handle.mode.passes()
+            && offset.is_multiple_of(PAGE)
+            && (buffer.len() as u64).is_multiple_of(PAGE)
+        {
             file.note_pages_in_kernel();
         }
         if handle.mode == OpenMode::Direct {

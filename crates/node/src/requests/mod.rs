@@ -5,6 +5,7 @@
 
 pub(crate) mod forwarded;
 pub(crate) mod hints;
+pub(crate) mod in_use;
 pub(crate) mod io;
 pub(crate) mod open;
 pub(crate) mod ranges;

@@ -19,6 +19,7 @@ use crate::handles::{Handle, Keys, OpenMode, Opened};
 use crate::metrics::RefusalReason;
 use crate::namespace::{Found, NewFile, NewName};
 use crate::node::Node;
+use crate::requests::in_use::{Announced, InUse};
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
@@ -772,37 +773,5 @@ impl Use {
     /// Whether each of its writes is to be durable, by `O_SYNC` or `O_DSYNC`.
     pub(crate) fn durably(self) -> bool {
         self.flags & libc::O_DSYNC != 0
-    }
-}
-
-/// As [`InUse`], of a file that is being made.
-struct Announced(FileRef);
-
-impl Announced {
-    fn new(file: FileRef) -> Self {
-        file.opening.fetch_add(1, Ordering::AcqRel);
-        Announced(file)
-    }
-}
-
-impl Drop for Announced {
-    fn drop(&mut self) {
-        self.0.opening.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// An open that is being made, or a change by name: counts as an open, so that nobody evicts under it.
-pub(crate) struct InUse<'a>(&'a File);
-
-impl<'a> InUse<'a> {
-    pub(crate) fn new(file: &'a File) -> Self {
-        file.opening.fetch_add(1, Ordering::AcqRel);
-        InUse(file)
-    }
-}
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        self.0.opening.fetch_sub(1, Ordering::AcqRel);
     }
 }

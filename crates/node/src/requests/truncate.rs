@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
-use crate::requests::open::InUse;
+use crate::requests::in_use::InUse;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;

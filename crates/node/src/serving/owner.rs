@@ -90,7 +90,7 @@ impl Node {
         };
         let record = self.owned(cluster, ino, false)?;
         let file = self.residency.files.get(ino);
-        let in_use = crate::requests::open::InUse::new(&file);
+        let in_use = crate::requests::in_use::InUse::new(&file);
         let ready = steadily(|| {
             self.match_version(&Context::DAEMON, &file, &record)?;
             self.residency.load(&Context::DAEMON, &file)
