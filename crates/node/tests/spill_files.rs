@@ -270,23 +270,3 @@ fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_doe
         assert_stays_away(&rig, "file");
     }
 }
-
-#[test]
-fn file_whose_mode_changes_while_it_is_published_when_others_take_it_then_it_does_not_come_back() {
-    let _one = ONE.lock();
-    for size in [3 * MIB, 300 * KIB] {
-        let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
-        let (_point, arrived, go) = held("node.flush.published");
-        let bytes = noise(7, size);
-        rig.put("file", &bytes);
-        arrived.recv_timeout(LIMIT).unwrap();
-        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-        let ino = rig.ino("file");
-        rig.node().setattr(&CONTEXT, ino, &set).unwrap();
-        go.send(()).unwrap();
-        // Until the worker has reported what it did, and before the mode is written.
-        std::thread::sleep(Duration::from_millis(200));
-        same(&take(&rig, "file"), &bytes, "what was taken");
-        assert_stays_away(&rig, "file");
-    }
-}

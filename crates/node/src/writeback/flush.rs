@@ -265,9 +265,8 @@ impl Writeback {
         self.reconciler.published.lock().remove(&ino.0);
     }
 
-    /// What was published of a file is durable in the backing store. `seen_change` is [`Record::change`] as
-    /// it was when the worker began.
-    pub(crate) fn settle_published(&self, ino: Ino, seen_change: u64) -> Result<()> {
+    /// What was published of a file is durable in the backing store.
+    pub(crate) fn settle_published(&self, ino: Ino) -> Result<()> {
         let published = self.reconciler.published.lock().remove(&ino.0);
         let Some(Published { file, fingerprint, quiet }) = published else {
             return Ok(());
@@ -294,12 +293,6 @@ impl Writeback {
         }
         self.residency.settle_before_clean(file, place)?;
         self.residency.mark_clean(file, place, Some(fingerprint))?;
-        let now = self.meta.get(ino)?;
-        if now.dirty && now.change != seen_change {
-            // Its mode or its name changed meanwhile: the report will not say that it is written, and a
-            // file that others take next would be written anew.
-            self.meta.note_written(ino, |record| record.dirty = false)?;
-        }
         self.residency.drop_useless_spill(file, &location);
         Ok(())
     }

@@ -452,7 +452,7 @@ impl<'a> Batch<'a> {
         for done in &finished {
             let _in_hand = defects::begin(BackgroundKind::WriteBack, done.owned.ino.0);
             // The names are durable: from here on the tiers need not have what is under them.
-            let settled = self.node.settle_published(done.owned.ino, done.seen_change);
+            let settled = self.node.settle_published(done.owned.ino);
             if let Err(error) = settled.and_then(|()| self.report(done)) {
                 failed.get_or_insert(error);
             }
