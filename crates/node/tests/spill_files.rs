@@ -270,3 +270,28 @@ fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_doe
         assert_stays_away(&rig, "file");
     }
 }
+
+#[test]
+fn file_past_the_tier_when_others_take_it_while_its_writer_has_it_open_then_none_of_it_becomes_zeros()
+ {
+    let _one = ONE.lock();
+    let rig =
+        Rig::new(&[MIB], Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
+    let mut bytes = noise(7, 3 * MIB);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &bytes);
+    let sync = || {
+        let until = Instant::now() + LIMIT;
+        rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap()
+    };
+    assert_eq!(sync().failed, 0);
+    same(&take(&rig, "file"), &bytes, "what was taken");
+    // A change is written to all of it, or the file stays away: never to a part.
+    rig.write(fh, 10, b"changed");
+    bytes[10..17].copy_from_slice(b"changed");
+    same(&rig.read_all(fh), &bytes, "while it is open");
+    rig.node().release(fh);
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "in the backing store");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}

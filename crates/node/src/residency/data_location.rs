@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_store::{BackingFile, Header, Object, Presence};
+use forebay_types::Fingerprint;
 use parking_lot::{Mutex, RwLock};
 
 use crate::error::Result;
@@ -224,6 +225,14 @@ impl Underlay {
             Underlay::Backing(opened) => *opened.lock() = None,
             Underlay::Spill(spill) => spill.close_below(),
         }
+    }
+
+    /// Whether it is the backing file, and this version of it is open.
+    pub fn is_open_as_version(&self, version: &Fingerprint) -> bool {
+        let Underlay::Backing(opened) = self else { return false };
+        let opened = opened.lock().clone();
+        let found = opened.and_then(|opened| opened.stat().ok());
+        found.is_some_and(|found| found.fingerprint().same_inode(version))
     }
 
     /// Whether it is the backing file that was opened as `file`, and no version that was put in its

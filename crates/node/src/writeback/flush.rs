@@ -26,6 +26,7 @@ use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Temporary};
 use forebay_types::{Fingerprint, Ino};
+use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -244,7 +245,10 @@ impl Writeback {
         let location = file.location.write();
         // What was opened of the backing store may be the version that was replaced; also what shows
         // through a spill file that a writer has begun meanwhile.
-        location.base.close_version();
+        let is_written = file.opens.lock().writers > 0;
+        if !is_written || !location.base.is_open_as_version(&fingerprint) {
+            location.base.close_version();
+        }
         let unwritten = file.writes.load(Ordering::Acquire) == seen;
         let Some(place) = &location.place else {
             // Whoever has written since has begun another spill file.
@@ -532,10 +536,12 @@ impl Writeback {
         location: &mut DataLocation,
         fingerprint: Fingerprint,
     ) -> Result<()> {
-        let Underlay::Spill(spill) = std::mem::replace(&mut location.base, Underlay::backing())
-        else {
-            return Ok(());
-        };
+        let Underlay::Spill(spill) = &location.base else { return Ok(()) };
+        let spill = spill.clone();
+        // Whoever goes on to write needs the rest of it even if others take it away at once.
+        let published = spill.file().clone();
+        let is_it = published.stat()?.fingerprint().same_inode(&fingerprint);
+        location.base = Underlay::Backing(Mutex::new(is_it.then_some(published)));
         if let Some(place) = &location.place {
             self.residency.edit_header(place, |header| {
                 header.spilled = false;
