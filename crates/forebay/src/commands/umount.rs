@@ -167,9 +167,9 @@ fn own_tiers(client: &mut Client) -> Vec<WirePath> {
 /// What to say if a daemon has noted at its end that the backing store lacks something: of a file that was
 /// in use, or was changed after the drain.
 fn behind(tiers: &[WirePath]) -> Option<String> {
-    let ahead = tiers.iter().any(|tier| forebay_node::is_ahead_of_store(&tier.0) == Some(true));
+    let ahead = tiers.iter().any(|tier| forebay_node::is_ahead_of_store(&tier.0));
     ahead.then(|| {
-        "unmounted, but what was in use during the drain could not be written back afterwards, as the log says; it stays on the tiers for the next mount with the same tiers".into()
+        "unmounted, but what was in use or changed during the drain could not be written back afterwards, as the log says; it stays on the tiers for the next mount with the same tiers".into()
     })
 }
 

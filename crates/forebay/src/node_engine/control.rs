@@ -624,11 +624,16 @@ impl NodeControl {
             return;
         }
         match self.node.writeback().drain(Instant::now() + limit, &mut |_| true) {
-            Ok(left) if left.entries > 0 || left.bytes > 0 => tracing::warn!(
-                inodes = left.entries,
-                bytes = left.bytes,
-                "not all was written back; the rest stays on the tiers for the next mount"
-            ),
+            Ok(left) if left.entries > 0 || left.bytes > 0 => {
+                if !left.in_use {
+                    self.node.writeback().note_left_behind();
+                }
+                tracing::warn!(
+                    inodes = left.entries,
+                    bytes = left.bytes,
+                    "not all was written back; the rest stays on the tiers for the next mount"
+                );
+            }
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "the rest stays on the tiers for the next mount"),
         }

@@ -149,7 +149,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     if request.accept_loss {
         let backing = known_backing(request, &meta)?.unwrap_or_default();
         let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
-        members::note(&meta, &state_dir, &backing, None, &all, false)?;
+        members::note(&meta, &state_dir, &backing, None, &all, members::StoreHas::NotKnown)?;
     }
     meta.sync()?;
     Ok(checked)

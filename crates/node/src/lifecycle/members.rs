@@ -11,6 +11,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_meta::MetaStore;
 use forebay_store::{DirBacking, StoreIdentity, Tier, TierId};
@@ -66,6 +67,20 @@ pub(crate) struct Members {
     /// Where other file systems are mounted below its root, as paths from there.
     #[prost(bytes = "vec", repeated, tag = "8")]
     pub(crate) mounts: Vec<Vec<u8>>,
+    /// At the last end the backing store was known to lack something.
+    #[prost(bool, tag = "9")]
+    pub(crate) behind: bool,
+}
+
+/// What the backing store has when it is noted which tiers there are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoreHas {
+    /// Everything: any of the tiers may go.
+    All,
+    /// Perhaps everything, but what is on the tiers may still change, or was not compared.
+    NotKnown,
+    /// Not everything: something could not be written back.
+    NotAll,
 }
 
 /// What tells a backing store from another.
@@ -245,13 +260,9 @@ pub fn check_tiers(config: &NodeConfig) -> Result<()> {
     check(config).map(drop)
 }
 
-/// Whether a tier may have something that the backing store lacks, as its last mount has noted; `None`
-/// if it has noted nothing that can be read.
-pub fn is_ahead_of_store(tier: &Path) -> Option<bool> {
-    match Members::read(tier) {
-        Ok(Found::Sound(members)) => Some(!members.drained),
-        Ok(Found::Nothing | Found::Damaged) | Err(_) => None,
-    }
+/// Whether the last mount of a tier has noted at its end that the backing store lacks something.
+pub fn is_ahead_of_store(tier: &Path) -> bool {
+    matches!(Members::read(tier), Ok(Found::Sound(members)) if members.behind)
 }
 
 /// Checks the tiers that a mount is given against those that it has, before anything is touched.
@@ -541,8 +552,7 @@ pub(crate) fn leave_note(backing: &DirBacking, config: &NodeConfig, tiers: &[&dy
         drained: false,
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),
         host: this_host(),
-        store: None,
-        mounts: Vec::new(),
+        ..Members::default()
     };
     match backing.note_mount(&members.encode_file()) {
         Ok(before) => !before,
@@ -588,15 +598,14 @@ impl Expected {
     }
 }
 
-/// Notes in the state directory and in each tier which tiers there are; `drained`: the backing store
-/// has everything, and any of them may go.
+/// Notes in the state directory and in each tier which tiers there are.
 pub(crate) fn note(
     meta: &MetaStore,
     state: &Path,
     backing: &Path,
     store: Option<&StoreIdentity>,
     tiers: &[&dyn Tier],
-    drained: bool,
+    store_has: StoreHas,
 ) -> Result<()> {
     let known = match Members::read(state)? {
         Found::Sound(known) => Some(known),
@@ -621,11 +630,12 @@ pub(crate) fn note(
         namespace,
         state: absolute(state).as_os_str().as_bytes().to_vec(),
         backing: absolute(backing).as_os_str().as_bytes().to_vec(),
-        drained,
+        drained: store_has == StoreHas::All,
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),
         host: String::new(),
         store,
         mounts,
+        behind: store_has == StoreHas::NotAll,
     };
     let places: Vec<&Path> =
         std::iter::once(state).chain(tiers.iter().map(|tier| tier.path())).collect();
@@ -716,7 +726,12 @@ impl Node {
             && self.meta.backlog_len() == 0
             && self.residency.troubles.lost().is_empty()
             && self.backing.list_spills()?.is_empty();
-        self.note_members(drained)?;
+        let behind = self.writeback.reconciler.left_behind.load(Ordering::Acquire);
+        self.note_members(match drained {
+            true => StoreHas::All,
+            false if behind => StoreHas::NotAll,
+            false => StoreHas::NotKnown,
+        })?;
         if drained && let Some(backing) = self.residency.troubles.noted.get() {
             backing.forget_mount(&crate::node::owner_of(&*self.residency.tiers[0].tier))?;
         }
@@ -724,10 +739,10 @@ impl Node {
     }
 
     /// Notes which tiers there are.
-    pub(crate) fn note_members(&self, drained: bool) -> Result<()> {
+    pub(crate) fn note_members(&self, store_has: StoreHas) -> Result<()> {
         let tiers: Vec<&dyn Tier> = self.residency.tiers.iter().map(|slot| &*slot.tier).collect();
         let store = Some(&self.store);
-        note(&self.meta, &self.state_dir, &self.config.backing, store, &tiers, drained)
+        note(&self.meta, &self.state_dir, &self.config.backing, store, &tiers, store_has)
     }
 }
 
@@ -747,6 +762,7 @@ mod tests {
             host: String::new(),
             store: Some(Store { mark: "m".into(), ..Store::default() }),
             mounts: vec![b"sub".to_vec()],
+            behind: false,
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::members::{Found, Members, absolute, tier_names};
+use crate::lifecycle::members::{Found, Members, StoreHas, absolute, tier_names};
 use crate::node::Node;
 
 /// Checks that what was mounted below the backing store's root still is, if the tiers may have files
@@ -53,6 +53,6 @@ impl Node {
             Found::Sound(known) => now.iter().any(|below| !known.mounts.contains(below)),
             Found::Nothing | Found::Damaged => false,
         };
-        if new { self.note_members(false) } else { Ok(()) }
+        if new { self.note_members(StoreHas::NotKnown) } else { Ok(()) }
     }
 }

@@ -23,6 +23,7 @@ use crate::error::{NodeError, Result};
 use crate::lifecycle::check::{
     CheckRequest, Checked, header_of, is_newer, is_unreadable, open_meta, path_of,
 };
+use crate::lifecycle::members::StoreHas;
 use crate::lifecycle::recover::RECOVERED;
 use crate::node::Node;
 use crate::residency::synced::is_announced;
@@ -81,7 +82,7 @@ pub(crate) fn rebuild(
         );
     }
     node.meta.set_setting(RECOVERED, b"1")?;
-    node.note_members(false)?;
+    node.note_members(StoreHas::NotKnown)?;
     node.residency.count_set_aside();
     checked.set_aside = node.residency.set_aside().list;
     if !node.stop(std::time::Duration::from_secs(60)) {

@@ -162,7 +162,7 @@ impl Node {
 
     /// Takes up what an earlier node left, and serves.
     fn begin(self: &Arc<Self>, handed_over: Option<&HandOverState>) -> Result<()> {
-        self.note_members(false)?;
+        self.note_members(members::StoreHas::NotKnown)?;
         self.start_heartbeat();
         self.writeback.import_root()?;
         match handed_over {

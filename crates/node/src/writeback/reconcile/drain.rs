@@ -265,6 +265,12 @@ impl Writeback {
         Ok(swept?.0)
     }
 
+    /// The last drain of the mount has left something that could not be written back: it is noted on the
+    /// tiers when it ends.
+    pub fn note_left_behind(&self) {
+        self.reconciler.left_behind.store(true, Ordering::Release);
+    }
+
     /// As [`Writeback::drain`], for an inode and all below it. Of files that programs may be changing it
     /// is enough that what they had at the call is written.
     pub fn sync_subtree(

@@ -32,7 +32,7 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::Error as MetaError;
@@ -61,6 +61,8 @@ pub struct Reconciler {
     queue: queue::ReconcileQueue,
     conflicts: Mutex<conflict_list::Conflicts>,
     held: Mutex<conflict::Held>,
+    /// At the end of the mount something could not be written back.
+    pub(crate) left_behind: AtomicBool,
     /// The latest failure, with the inode that it is about.
     last_error: Mutex<Option<(Ino, String)>>,
     /// Why the last attempt failed, by inode.
