@@ -143,7 +143,7 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
     let how = if args.detach { Shutdown::Detach } else { Shutdown::IfIdle };
     // Before: what is open of a mount that was detached does not show where it was.
     let served_on = if args.detach { holders(client.mountpoint()) } else { Vec::new() };
-    let tiers = if args.no_drain { Vec::new() } else { own_tiers(&mut client) };
+    let tiers = mount.filter(|_| !args.no_drain).map(|mount| own_tiers(mount, &mounts));
     shut_down(&mut client, how, end_limit(began, args))?;
     if !served_on.is_empty() {
         warn(&format!(
@@ -152,15 +152,17 @@ fn end_daemon(mut client: Client, args: &UmountArgs) -> Result<(), Error> {
         ));
     } else if let Some(daemon) = daemon {
         wait_for_end(&daemon, mount, &mounts, end_limit(began, args))?;
-        lacking = lacking.or_else(|| behind(&tiers));
+        lacking = lacking.or_else(|| behind(&tiers.unwrap_or_default()));
     }
     lacking.map_or(Ok(()), |lacking| Err(Error::NotDrained(lacking)))
 }
 
 /// The tiers of a mount, if they are all that it may leave behind: the store of a cluster may have spill
-/// files of other nodes.
-fn own_tiers(client: &mut Client) -> Vec<WirePath> {
-    let alone = client.status().ok().filter(|status| status.peers.is_empty());
+/// files of other nodes. Asked by a connection of its own: an answer that comes late must not be taken for
+/// one to what is asked next.
+fn own_tiers(mount: &Mount, mounts: &[Mount]) -> Vec<WirePath> {
+    let status = Client::for_mount(mount, mounts).and_then(|mut client| client.status());
+    let alone = status.ok().filter(|status| status.peers.is_empty());
     alone.into_iter().flat_map(|status| status.tiers).map(|tier| tier.dir).collect()
 }
 
