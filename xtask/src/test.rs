@@ -137,9 +137,23 @@ fn tell_failed(outcomes: &[Outcome]) -> bool {
     for outcome in failed() {
         for name in failures(outcome) {
             println!("FAILED: {} {name}", outcome.program.name);
+            for line in reason(&outcome.said, &name) {
+                println!("FAILED:     {line}");
+            }
         }
     }
     failed().next().is_none()
+}
+
+/// What a failed test said when it panicked, without the stack: its first lines.
+fn reason(said: &str, test: &str) -> Vec<String> {
+    const LINES: usize = 12;
+    const LENGTH: usize = 400;
+    let own = said.split_once(&format!("---- {test} stdout ----\n")).map_or("", |(_, own)| own);
+    let lines = own.lines().take_while(|line| !line.starts_with("---- "));
+    let panic = lines.skip_while(|line| !line.contains("panicked at"));
+    let panic = panic.take_while(|line| !line.starts_with("stack backtrace:"));
+    panic.take(LINES).map(|line| line.chars().take(LENGTH).collect()).collect()
 }
 
 /// The names in the last list of failures that libtest prints.
@@ -152,6 +166,17 @@ fn failed_tests(said: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reason_when_two_failed_then_each_has_its_own_without_the_stack() {
+        let said = "---- a stdout ----\nnoise\n\nthread 'a' panicked at a.rs:1:2:\nleft\nright\n\
+                    stack backtrace:\n   0: main\n\n---- b stdout ----\n\
+                    thread 'b' panicked at b.rs:3:4:\nno\n\nfailures:\n    a\n    b\n";
+        let of = |test| reason(said, test);
+        assert_eq!(of("a"), ["thread 'a' panicked at a.rs:1:2:", "left", "right"]);
+        assert_eq!(of("b")[..2], ["thread 'b' panicked at b.rs:3:4:", "no"]);
+        assert!(of("c").is_empty());
+    }
 
     #[test]
     fn failed_tests_when_some_failed_then_named_and_nothing_else() {
