@@ -111,6 +111,18 @@ struct PbRecord {
     /// Names that are keys of their own; there are no `links` and `backing_links` then.
     #[prost(uint64, tag = "24")]
     apart: u64,
+    #[prost(uint64, tag = "25")]
+    dirtied: u64,
+}
+
+impl PbRecord {
+    /// The count of changes with the last of the bytes. A version that does not know of it says nothing.
+    fn bytes_changed_at(&self) -> u64 {
+        match self.dirtied {
+            0 if self.flags & (flag::DIRTY | flag::SPILLED) != 0 => self.change,
+            dirtied => dirtied,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -226,7 +238,7 @@ struct PbTouched {
 }
 
 /// The last tags that are known of messages.
-const RECORD_TAGS: u32 = 24;
+const RECORD_TAGS: u32 = 25;
 pub(crate) const MEMBER_TAGS: u32 = 11;
 pub(crate) const COPIES_TAGS: u32 = 7;
 pub(crate) const LOCKS_TAGS: u32 = 1;
@@ -415,6 +427,7 @@ pub(crate) fn encode_record(record: &Record) -> Vec<u8> {
         owner: record.owner.map(incarnation_out),
         orphan_of: record.orphan_of.into(),
         apart: record.apart,
+        dirtied: record.dirtied,
     };
     let later = &record.later.fields;
     let mut value = Vec::with_capacity(9 + message.encoded_len() + later.len());
@@ -474,7 +487,7 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
     let kind = kind_of(message.kind).ok_or_else(|| corrupt(what(), "unknown type"))?;
     let mtime = message.mtime.map_or(Timestamp::default(), time_in);
     let or_mtime = |time: Option<PbTime>| time.map_or(mtime, time_in);
-    let flags = message.flags;
+    let (flags, dirtied) = (message.flags, message.bytes_changed_at());
     let has = |bit: u32| flags & bit != 0;
     let links = links_in(message.links);
     let backing_links =
@@ -513,6 +526,7 @@ pub(crate) fn decode_record(ino: Ino, value: &[u8]) -> Result<Record> {
         },
         apart: message.apart,
         dirty: has(flag::DIRTY),
+        dirtied,
         spilled: has(flag::SPILLED),
         listed: has(flag::LISTED),
         pinned: has(flag::PINNED),

@@ -31,10 +31,11 @@ pub use error::{Error, Result};
 pub use forebay_core::cluster::lease::Terms as LeaseTerms;
 pub use links::Links;
 pub use store::{
-    Accessed, Answer, ChangeRight, CopiesMade, Counts, Entry, EntryPlus, Found, LeaveOrder, Member,
-    MetaStore, Moment, NewInode, NodeName, NodeStatus, Options, Owned, Ownership, Queue, RecallAim,
-    RecallRequest, Refreshed, RenameFlags, Renamed, Report, RoundTrips, Times, Unlinked, Vanished,
-    Violation, XattrFlags, XattrSizes, Xattrs, members_of, node_statuses_of, settings_of,
+    Accessed, Answer, BytesHere, ChangeRight, CopiesMade, Counts, Entry, EntryPlus, Found,
+    LeaveOrder, Member, MetaStore, Moment, NewInode, NodeName, NodeStatus, Options, Owned,
+    Ownership, Queue, RecallAim, RecallRequest, Refreshed, RenameFlags, Renamed, Report,
+    RoundTrips, Times, Unlinked, Vanished, Violation, XattrFlags, XattrSizes, Xattrs, members_of,
+    node_statuses_of, settings_of,
 };
 pub use types::{
     Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, NameIn, Record,

@@ -249,7 +249,9 @@ pub struct Record {
     /// Where the inode stands in the backing store.
     pub backing: Backing,
     /// The bytes on the tier are newer than those in the backing store.
-    pub dirty: bool,
+    pub(crate) dirty: bool,
+    /// The count of changes with the last of the bytes.
+    pub(crate) dirtied: u64,
     /// A part of the bytes lies in a spill file of the backing store.
     pub spilled: bool,
     /// A directory all of whose backing entries are imported.
@@ -302,6 +304,31 @@ pub(crate) struct Later {
 }
 
 impl Record {
+    /// Whether the bytes on the tier are newer than those in the backing store.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// The bytes are newer than those in the backing store, by a change that is being noted.
+    pub fn mark_dirty(&mut self) {
+        self.dirty = true;
+        self.dirtied = self.change + 1;
+    }
+
+    /// The backing store has the bytes.
+    pub fn mark_clean(&mut self) {
+        self.dirty = false;
+    }
+
+    /// Whether the bytes may have changed since the record had this count of changes. Attributes and
+    /// names may have changed all the same.
+    #[must_use]
+    pub fn bytes_changed_since(&self, change: u64) -> bool {
+        // A count that it never had is of nothing that is known.
+        self.change < change || self.dirtied > change
+    }
+
     /// True if the backing store is not in line with this record, or may at any time get out of it:
     /// names, attributes, extended attributes or bytes, or a node that may write them.
     #[must_use]

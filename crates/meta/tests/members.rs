@@ -37,7 +37,7 @@ fn reconcile(store: &MetaStore, ino: Ino) {
     let record = store.get_now(ino).expect("there");
     let all = |record: &mut Record| {
         record.backing.links = record.links.clone();
-        record.dirty = false;
+        record.mark_clean();
     };
     assert_ne!(store.begin_work(ino, &|_| false).expect("readable"), ChangeRight::Others);
     store.reconciled(ino, record.change, all).expect("stored");
@@ -167,7 +167,7 @@ fn ownership_when_another_has_it_then_it_has_to_give_it_up_first() {
         matches!(b.take_ownership(ino).unwrap(), Ownership::Other(who) if Some(who) == a.member())
     );
     let dirty = |record: &mut Record| {
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     };
     a.update(ino, None, dirty).unwrap();
@@ -272,7 +272,7 @@ fn worker_when_another_node_has_taken_its_right_then_it_announces_and_reports_no
     // Bytes that another owns it does not announce either, whoever has the right to work.
     assert!(is_owned(&b.take_ownership(ino).unwrap()));
     b.update(ino, None, |record| {
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     })
     .unwrap();

@@ -376,7 +376,7 @@ fn reconcile(store: &MetaStore, ino: Ino) {
         record.backing.links = seen.links.clone();
         record.backing.attrs_differ = false;
         record.backing.xattrs_differ = false;
-        record.dirty = false;
+        record.mark_clean();
     });
     assert!(!queued.unwrap());
 }

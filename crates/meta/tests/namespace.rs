@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{
-    Attr, Error, FileKind, Fingerprint, Found, Ino, Link, Links, Memory, MetaStore, NameIn,
-    NewInode, Options, Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp, Vanished,
-    XattrFlags, XattrState,
+    Attr, BytesHere, Error, FileKind, Fingerprint, Found, Ino, Link, Links, Memory, MetaStore,
+    NameIn, NewInode, Options, Queue, Record, Refreshed, RenameFlags, Seq, Spanning, Timestamp,
+    Vanished, XattrFlags, XattrState,
 };
 
 const ROOT: Ino = Ino::ROOT;
@@ -75,7 +75,7 @@ fn reconcile_all(store: &MetaStore) {
             record.backing.links = seen.links.clone();
             record.backing.attrs_differ = false;
             record.backing.xattrs_differ = false;
-            record.dirty = false;
+            record.mark_clean();
         };
         assert!(!store.reconciled(ino, seen.change, all).unwrap());
     }
@@ -174,18 +174,18 @@ fn record_changed_while_a_worker_was_at_it_then_stays_queued_with_its_difference
     store.claim(ino, seen.links.first().unwrap()).unwrap();
     let chmod = |record: &mut Record| {
         record.backing.attrs_differ = true;
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     };
     store.update(ino, None, chmod).unwrap();
     let facts = |record: &mut Record| {
         record.backing.links = seen.links.clone();
         record.backing.attrs_differ = false;
-        record.dirty = false;
+        record.mark_clean();
     };
     assert!(store.reconciled(ino, seen.change, facts).unwrap());
     let record = store.get(ino).unwrap();
-    assert!(record.backing.attrs_differ && record.dirty && record.queued.is_some());
+    assert!(record.backing.attrs_differ && record.is_dirty() && record.queued.is_some());
     assert!(!store.reconciled(ino, record.change, facts).unwrap());
     assert_eq!(store.backlog_len(), 0);
     clean(&store);
@@ -296,7 +296,7 @@ fn refresh_then_follows_the_backing_store_unless_changes_are_pending() {
     };
     assert_eq!(record.attr.size, 70);
     let write = |record: &mut Record| {
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     };
     store.update(ino, Some(LATER), write).unwrap();
@@ -318,10 +318,11 @@ fn file_with_unsettled_bytes_when_others_change_or_remove_it_then_kept_and_dirty
     let unsettled = |ino| ino == open;
     let refreshed = store.refresh(open, &changed, &unsettled).unwrap();
     assert!(matches!(refreshed, Refreshed::Conflict(_)));
-    let result = store.vanished(ROOT, b"d", dir, LATER, &unsettled, &mut |_| ()).unwrap();
+    let bytes = |ino| if ino == open { BytesHere::Unsettled } else { BytesHere::AsRecorded };
+    let result = store.vanished(ROOT, b"d", dir, LATER, &bytes, &mut |_| ()).unwrap();
     assert_eq!((result.removed, &result.kept[..]), (1, &[open, dir][..]));
     let kept = store.get(open).unwrap();
-    assert!(kept.dirty && kept.queued.is_some() && kept.backing.links.is_empty());
+    assert!(kept.is_dirty() && kept.queued.is_some() && kept.backing.links.is_empty());
     assert_eq!(store.path(open).unwrap().unwrap(), b"d/open");
     clean(&store);
 }
@@ -340,8 +341,9 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     let mut gone = Vec::new();
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
-    let result =
-        store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |ino| gone.push(ino)).unwrap();
+    let result = store
+        .vanished(ROOT, b"d", dir, LATER, &|_| BytesHere::AsRecorded, &mut |ino| gone.push(ino))
+        .unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
     let kept = store.get(dir).unwrap();
@@ -350,16 +352,20 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     clean(&store);
     // A name that means another inode by now is not the one that vanished.
     assert_eq!(
-        store.vanished(ROOT, b"d", fresh, LATER, &|_| false, &mut |_| ()).unwrap(),
+        store.vanished(ROOT, b"d", fresh, LATER, &|_| BytesHere::AsRecorded, &mut |_| ()).unwrap(),
         Vanished::default()
     );
     // A name the backing store never had can't vanish.
     assert_eq!(
-        store.vanished(dir, b"fresh", fresh, LATER, &|_| false, &mut |_| ()).unwrap().removed,
+        store
+            .vanished(dir, b"fresh", fresh, LATER, &|_| BytesHere::AsRecorded, &mut |_| ())
+            .unwrap()
+            .removed,
         0
     );
     reconcile_all(&store);
-    let result = store.vanished(ROOT, b"d", dir, LATER, &|_| false, &mut |_| ()).unwrap();
+    let result =
+        store.vanished(ROOT, b"d", dir, LATER, &|_| BytesHere::AsRecorded, &mut |_| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));
     assert_eq!(store.counts().inodes, 1);
     clean(&store);
@@ -384,9 +390,9 @@ fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_w
     let plain = store.lookup(from, b"plain").unwrap().unwrap().ino;
     store.rename(named(from, b"plain"), named(to, b"plain"), flags, LATER, &|_| false).unwrap();
     store.claim(plain, &Link::new(to, *b"plain")).unwrap();
-    let unsettled = |_| false;
+    let bytes = |_| BytesHere::AsRecorded;
     for (dir, name, ino) in [(to, "moved", moved), (ROOT, "to", to)] {
-        let result = store.vanished(dir, name.as_bytes(), ino, LATER, &unsettled, &mut |_| ());
+        let result = store.vanished(dir, name.as_bytes(), ino, LATER, &bytes, &mut |_| ());
         let result = result.unwrap();
         assert_eq!(result.removed, 0);
         assert!(result.kept.contains(&moved), "{name}: {:?}", result.kept);

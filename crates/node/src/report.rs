@@ -209,7 +209,7 @@ impl Node {
             let Ok(record) = self.meta.get(ino) else { continue };
             let age = age_s(&record);
             backlog = backlog.max(age);
-            if record.dirty || record.spilled {
+            if record.is_dirty() || record.spilled {
                 dirty = dirty.max(age);
             }
         }
@@ -221,7 +221,7 @@ impl Node {
     pub fn unwritten_names(&self, most: usize) -> Vec<Vec<u8>> {
         let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default();
         let only_names = backlog.into_iter().filter(|(_, ino)| {
-            self.meta.get(*ino).is_ok_and(|record| !record.dirty && !record.spilled)
+            self.meta.get(*ino).is_ok_and(|record| !record.is_dirty() && !record.spilled)
         });
         let path = |ino| match self.meta.path(ino).ok().flatten() {
             Some(path) => Some(path),
@@ -249,7 +249,7 @@ impl Node {
             .filter_map(|ino| {
                 let record = self.meta.get(Ino(ino)).ok()?;
                 let resident = self.residency.residents.get(ino).filter(|resident| resident.dirty);
-                let dirty = record.dirty || record.spilled || resident.is_some();
+                let dirty = record.is_dirty() || record.spilled || resident.is_some();
                 dirty.then(|| (age_s(&record), record, resident))
             })
             .collect();

@@ -289,7 +289,8 @@ fn spill_file_when_its_record_is_older_than_its_note_then_it_is_set_aside_and_no
     let engine = Embedded::open(&rig.dir.join("tier0/state/meta"), &EmbeddedOptions::default());
     let meta = MetaStore::open(Box::new(engine.unwrap()), &Options::default()).unwrap();
     meta.update(ino, None, |record| {
-        (record.spilled, record.dirty, record.attr.size) = (false, false, 0);
+        (record.spilled, record.attr.size) = (false, 0);
+        record.mark_clean();
         Queue::No
     })
     .unwrap();

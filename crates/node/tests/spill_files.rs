@@ -51,11 +51,19 @@ fn counted(point: &'static str) -> (Point, Arc<AtomicU64>) {
 
 /// Holds the first who comes by a fail point: says that he has come, and lets him go.
 fn held(point: &'static str) -> (Point, Receiver<()>, SyncSender<()>) {
+    held_when(point, || true)
+}
+
+/// As [`held`], the first for whom `when` holds.
+fn held_when(
+    point: &'static str,
+    when: impl Fn() -> bool + Send + Sync + 'static,
+) -> (Point, Receiver<()>, SyncSender<()>) {
     let (come, arrived) = sync_channel(1);
     let (go, gone) = sync_channel(1);
     let (first, gone) = (AtomicBool::new(true), Mutex::new(gone));
     fail::cfg_callback(point, move || {
-        if first.swap(false, Ordering::AcqRel) {
+        if when() && first.swap(false, Ordering::AcqRel) {
             come.send(()).unwrap();
             let _ = gone.lock().recv_timeout(LIMIT);
         }
@@ -88,10 +96,11 @@ fn empty(rig: &Rig, name: &str, by: &Context) -> Result<(), NodeError> {
 
 const MANY: u64 = 40;
 
-/// Files that lay past the tier and were emptied, and whose spill files are there still.
-fn many_let_go_of() -> Rig {
+/// Files that lay past the tier and were emptied, and whose spill files are there still, until the
+/// point goes.
+fn many_let_go_of() -> (Rig, Point) {
     let (rig, filler) = full();
-    let _unsynced = Point(SYNC);
+    let unsynced = Point(SYNC);
     fail::cfg(SYNC, "return").unwrap();
     for number in 0..MANY {
         let name = format!("file{number}");
@@ -100,14 +109,15 @@ fn many_let_go_of() -> Rig {
     }
     assert!(spill_files(&rig).len() as u64 >= MANY, "{:?}", spill_files(&rig));
     rig.node().release(filler);
-    rig
+    (rig, unsynced)
 }
 
 #[test]
 fn spill_files_when_many_are_needed_no_more_then_a_start_syncs_once_for_all() {
     let _one = ONE.lock();
-    let mut rig = many_let_go_of();
+    let (mut rig, unsynced) = many_let_go_of();
     rig.crash();
+    drop(unsynced);
     let (_point, syncs) = counted(SYNC);
     rig.start();
     wait_until_all_went(&rig);
@@ -121,7 +131,8 @@ fn spill_files_when_many_are_needed_no_more_then_a_start_syncs_once_for_all() {
 #[test]
 fn spill_files_when_many_are_needed_no_more_then_a_stop_syncs_once_for_all() {
     let _one = ONE.lock();
-    let rig = many_let_go_of();
+    let (rig, unsynced) = many_let_go_of();
+    drop(unsynced);
     let (_point, syncs) = counted(SYNC);
     rig.node().stop(LIMIT);
     assert!(spill_files(&rig).is_empty());
@@ -141,11 +152,12 @@ fn noted(rig: &Rig) -> usize {
 #[test]
 fn notes_of_spill_files_that_a_killed_daemon_had_removed_then_go_with_the_next_start() {
     let _one = ONE.lock();
-    let mut rig = many_let_go_of();
+    let (mut rig, unsynced) = many_let_go_of();
     rig.put("kept", &noise(7, 30 * KIB));
     let kept = rig.ino("kept");
     let is_kept = |path: &PathBuf| path.to_string_lossy().contains(&format!("{:x}", kept.0));
     rig.crash();
+    drop(unsynced);
     for gone in spill_files(&rig).into_iter().filter(|path| !is_kept(path)) {
         std::fs::remove_file(gone).unwrap();
     }
@@ -267,6 +279,61 @@ fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_doe
         let published = || rig.backing().join("file").exists();
         assert!(wait_for(LIMIT, published), "it was not written back");
         same(&take(&rig, "file"), &bytes, "what was taken");
+        assert_stays_away(&rig, "file");
+    }
+}
+
+/// As with `--writeback through`, where a close ends later than the write-back.
+#[test]
+fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_does_not_come_back()
+{
+    let _one = ONE.lock();
+    for (size, changes) in
+        [(3 * MIB, false), (300 * KIB, false), (3 * MIB, true), (300 * KIB, true)]
+    {
+        let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
+        let mut bytes = noise(7, size);
+        let fh = rig.create("file");
+        for (piece, at) in bytes.chunks(100_000).zip((0..).step_by(100_000)) {
+            rig.write(fh, at, piece);
+        }
+        let until = Instant::now() + LIMIT;
+        let synced = rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+        assert_eq!(synced.failed, 0);
+        same(&take(&rig, "file"), &bytes, "what was taken");
+        if changes {
+            // Of a length that it had.
+            rig.write(fh, 1000, b"newer");
+            bytes[1000..1005].copy_from_slice(b"newer");
+        }
+        rig.node().release(fh);
+        if !changes {
+            assert_stays_away(&rig, "file");
+            continue;
+        }
+        rig.drain();
+        same(&rig.plain("file"), &bytes, "what came back");
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
+    }
+}
+
+/// The mode changes between the publication and its report, as with `cp -p` and `rsync`.
+#[test]
+fn new_file_when_its_mode_changes_as_it_is_written_back_and_others_take_it_then_does_not_come_back()
+{
+    let _one = ONE.lock();
+    for size in [3 * MIB, 300 * KIB] {
+        let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
+        let bytes = noise(7, size);
+        let published = rig.backing().join("file");
+        let (_point, arrived, go) =
+            held_when("node.reconcile.before_report", move || published.exists());
+        rig.put("file", &bytes);
+        arrived.recv_timeout(LIMIT).unwrap();
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, rig.ino("file"), &mode).unwrap();
+        same(&take(&rig, "file"), &bytes, "what was taken");
+        go.send(()).unwrap();
         assert_stays_away(&rig, "file");
     }
 }

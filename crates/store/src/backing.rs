@@ -164,6 +164,12 @@ pub trait BackingFile: Bytes {
     /// Begins to bring the bytes to the device and does not wait for it, so that the syncs of many
     /// files that follow share their commits. Says nothing about success: a sync does.
     fn start_writing_out(&self);
+
+    /// The same file, opened once more, to be read only.
+    ///
+    /// # Errors
+    /// If the caller may not read it.
+    fn reopened(&self) -> Result<Arc<dyn BackingFile>>;
 }
 
 /// A file that is not published yet: in `.forebay/tmp` (removed on drop) or in `.forebay/spill`

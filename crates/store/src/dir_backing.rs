@@ -300,6 +300,17 @@ impl BackingFile for DirFile {
         // know the call writes at the sync.
         unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
     }
+
+    fn reopened(&self) -> Result<Arc<dyn BackingFile>> {
+        let link = format!("/proc/self/fd/{}", self.0.descriptor().as_raw_fd());
+        let opened = retry(|| fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
+            .map_err(|e| StoreError::io("open once more", self.0.label(), e))?;
+        Ok(Arc::new(DirFile(LocalFile::with_births(
+            opened,
+            self.0.label().to_owned(),
+            self.0.births(),
+        ))))
+    }
 }
 
 impl DirBacking {

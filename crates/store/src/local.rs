@@ -39,6 +39,10 @@ impl LocalFile {
         Self { fd, path, births }
     }
 
+    pub(crate) fn births(&self) -> Births {
+        self.births
+    }
+
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

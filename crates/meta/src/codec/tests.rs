@@ -36,7 +36,7 @@ prop_compose! {
             },
             apart: 0, links, target: target.map(Vec::into_boxed_slice),
             xattrs: [XattrState::Unknown, XattrState::None, XattrState::Some][bits as usize % 3],
-            dirty: bit(2), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits, replaces: bit(10),
+            dirty: bit(2), dirtied: numbers.1.max(1), spilled: bit(3), listed: bit(4), pinned: bit(5), orphan: bit(6), copied: bit(9), orphan_of: bits, replaces: bit(10),
             owner: bit(8).then_some(Incarnation { node: bits, epoch: numbers.0 }),
             subdirs: numbers.2, change: numbers.0, queued: queued.map(Seq), hard_link: queued, revision: numbers.1,
             spread: [Spread::Whole, Spread::Splitting, Spread::Split][bits as usize / 3 % 3],

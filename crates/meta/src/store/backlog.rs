@@ -151,8 +151,9 @@ impl MetaStore {
     /// `spilled`. The record leaves the backlog if `change` is still `seen_change` and nothing
     /// differs; one that nobody needs any more is deleted. Returns whether it is still queued.
     ///
-    /// If `change` moved on, marks of a difference (`attrs_differ`, `xattrs_differ`, `dirty`,
-    /// `spilled`) stay, whatever `facts` says: they may be newer than what the worker did.
+    /// If `change` moved on, marks of a difference (`attrs_differ`, `xattrs_differ`) stay, whatever
+    /// `facts` says: they may be newer than what the worker did. So do `dirty` and `spilled` if it
+    /// moved by a change of bytes.
     ///
     /// # Errors
     /// `Stale` if the record is gone: what the worker made has to be removed again (which
@@ -196,8 +197,10 @@ impl MetaStore {
             if record.change != seen_change {
                 record.backing.attrs_differ |= before.backing.attrs_differ;
                 record.backing.xattrs_differ |= before.backing.xattrs_differ;
-                record.dirty |= before.dirty;
-                record.spilled |= before.spilled;
+                if before.bytes_changed_since(seen_change) {
+                    record.dirty |= before.dirty;
+                    record.spilled |= before.spilled;
+                }
             } else if !record.differs() {
                 record.queued = None;
             }

@@ -190,7 +190,8 @@ fn compare_copies(draft: &mut Draft<'_>, ino: Ino, known: Option<Vec<u8>>) {
 /// The record says what the copies hold.
 fn follow(draft: &mut Draft<'_>, ino: Ino, copies: &Copies) -> Result<()> {
     let record = draft.edit(ino)?;
-    (record.copied, record.dirty) = (true, true);
+    record.copied = true;
+    record.mark_dirty();
     record.attr.size = copies.size;
     record.attr.ctime = record.attr.ctime.max(record.attr.mtime);
     record.change += 1;

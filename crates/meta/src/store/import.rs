@@ -360,7 +360,7 @@ fn forget_lost_bytes(record: &mut Record, found: &Found) {
     if !record.is_gone() || !(record.dirty || record.spilled) {
         return;
     }
-    record.dirty = false;
+    record.mark_clean();
     record.spilled = false;
     record.attr.size = found.attr.size;
     record.attr.mtime = found.attr.mtime;

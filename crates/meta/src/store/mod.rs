@@ -42,6 +42,7 @@ pub use node_status::{LeaveOrder, NodeStatus, Owned};
 pub use outside::{members_of, node_statuses_of, settings_of};
 pub use ownership::{ChangeRight, Ownership};
 pub use recalls::{Answer, RecallAim, RecallRequest};
+pub use vanish::BytesHere;
 
 use crate::codec;
 use crate::engine::{
@@ -741,6 +742,7 @@ fn new_record(ino: Ino, new: &NewInode, now: Timestamp) -> Record {
         xattrs: if new.xattrs.is_empty() { XattrState::None } else { XattrState::Some },
         backing: Backing::default(),
         dirty: false,
+        dirtied: 0,
         spilled: false,
         listed: false,
         pinned: new.pinned,

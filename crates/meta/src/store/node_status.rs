@@ -221,7 +221,8 @@ impl MetaStore {
             if is_owner(before, node) {
                 record.owner = None;
                 if before.dirty || before.spilled {
-                    (record.dirty, record.spilled) = (false, false);
+                    record.spilled = false;
+                    record.mark_clean();
                     let there = before.backing.fingerprint;
                     record.attr.size = there.map_or(0, |print| print.size);
                     record.attr.mtime = there.map_or(before.attr.mtime, |print| print.mtime);

@@ -16,6 +16,17 @@ enum Fate {
     Untouched,
 }
 
+/// What is here of the bytes of a file whose name is gone from the backing store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BytesHere {
+    /// What its record says.
+    AsRecorded,
+    /// Some that its record does not speak of yet: if it stays, it counts as dirty from then on.
+    Unsettled,
+    /// Just those of the version that had the name, whatever the record says.
+    AsPublished,
+}
+
 /// Whether an inode stood under a name in the backing store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stood {
@@ -64,7 +75,7 @@ impl MetaStore {
         name: &[u8],
         expected: Ino,
         now: Timestamp,
-        unsettled: &dyn Fn(Ino) -> bool,
+        bytes: &dyn Fn(Ino) -> BytesHere,
         removed: &mut dyn FnMut(Ino),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
@@ -78,15 +89,15 @@ impl MetaStore {
         }
         let mut settle = |fate| result.note(fate, removed);
         if kind != FileKind::Directory {
-            settle(self.retry(|| self.vanish_one(dir, name, ino, now, unsettled))?);
+            settle(self.retry(|| self.vanish_one(dir, name, ino, now, bytes))?);
             return Ok(result);
         }
         if stood == Stood::Perhaps {
             settle(Fate::Kept(ino));
             return Ok(result);
         }
-        self.vanish_below(ino, now, unsettled, &mut settle)?;
-        settle(self.retry(|| self.vanish_one(dir, name, ino, now, unsettled))?);
+        self.vanish_below(ino, now, bytes, &mut settle)?;
+        settle(self.retry(|| self.vanish_one(dir, name, ino, now, bytes))?);
         Ok(result)
     }
 
@@ -99,12 +110,12 @@ impl MetaStore {
         &self,
         dir: Ino,
         now: Timestamp,
-        unsettled: &dyn Fn(Ino) -> bool,
+        bytes: &dyn Fn(Ino) -> BytesHere,
         removed: &mut dyn FnMut(Ino),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let mut settle = |fate| result.note(fate, removed);
-        self.vanish_below(dir, now, unsettled, &mut settle)?;
+        self.vanish_below(dir, now, bytes, &mut settle)?;
         Ok(result)
     }
 
@@ -113,7 +124,7 @@ impl MetaStore {
         &self,
         top: Ino,
         now: Timestamp,
-        unsettled: &dyn Fn(Ino) -> bool,
+        bytes: &dyn Fn(Ino) -> BytesHere,
         settle: &mut dyn FnMut(Fate),
     ) -> Result<()> {
         let mut way = vec![Level { above: None, ino: top, cursor: 0 }];
@@ -124,7 +135,7 @@ impl MetaStore {
                 let (above, ino) = (level.above.take(), level.ino);
                 way.pop();
                 if let Some((dir, name)) = above {
-                    settle(self.retry(|| self.vanish_one(dir, &name, ino, now, unsettled))?);
+                    settle(self.retry(|| self.vanish_one(dir, &name, ino, now, bytes))?);
                 }
                 continue;
             }
@@ -140,7 +151,7 @@ impl MetaStore {
                     below.push(Level { above, ino: entry.ino, cursor: 0 });
                 } else {
                     let (name, ino) = (&entry.name, entry.ino);
-                    settle(self.retry(|| self.vanish_one(parent, name, ino, now, unsettled))?);
+                    settle(self.retry(|| self.vanish_one(parent, name, ino, now, bytes))?);
                 }
             }
             way.append(&mut below);
@@ -166,15 +177,18 @@ impl MetaStore {
         name: &[u8],
         expected: Ino,
         now: Timestamp,
-        unsettled: &dyn Fn(Ino) -> bool,
+        bytes: &dyn Fn(Ino) -> BytesHere,
     ) -> Result<Fate> {
         let (_locked, found) = self.lock_entry(dir, name)?;
         let Some((ino, kind)) = found.filter(|(ino, _)| *ino == expected) else {
             return Ok(Fate::Untouched);
         };
         let mut draft = Draft::new(self);
-        let unsettled = kind == FileKind::Regular && unsettled(ino);
-        let stays = must_stay(draft.edit(ino)?) || unsettled;
+        let bytes = match kind {
+            FileKind::Regular => bytes(ino),
+            _ => BytesHere::AsRecorded,
+        };
+        let stays = must_stay(draft.edit(ino)?, bytes);
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
             if record.backing.links.remove(&Link::new(dir, name)) {
@@ -185,7 +199,9 @@ impl MetaStore {
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
                 record.listed |= kind == FileKind::Directory;
-                record.dirty |= unsettled;
+                if bytes != BytesHere::AsRecorded {
+                    record.mark_dirty();
+                }
                 record.change += 1;
                 draft.enqueue(ino)?;
                 draft.commit()?;
@@ -215,12 +231,19 @@ impl MetaStore {
 
 /// Whether something would be lost with the record: bytes that are only here, or names the backing
 /// store doesn't have yet. Changed attributes of a file alone don't count: its bytes are gone.
-fn must_stay(record: &Record) -> bool {
+fn must_stay(record: &Record, bytes: BytesHere) -> bool {
     // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
     let names_differ = unconfirmed || !record.links.same(&record.backing.links);
     match record.attr.kind {
-        FileKind::Regular => record.dirty || record.spilled || names_differ,
+        FileKind::Regular => {
+            names_differ
+                || match bytes {
+                    BytesHere::AsPublished => false,
+                    BytesHere::AsRecorded => record.dirty || record.spilled,
+                    BytesHere::Unsettled => true,
+                }
+        }
         _ => unconfirmed || record.differs(),
     }
 }

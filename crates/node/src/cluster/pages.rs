@@ -91,7 +91,7 @@ impl Node {
         if file.cluster.remote_opens.load(Ordering::Acquire) > 0 {
             return (false, Seen::default());
         }
-        let unreported = record.dirty && cluster.is_mine(record);
+        let unreported = record.is_dirty() && cluster.is_mine(record);
         let dirty = self.residency.residents.get(file.ino.0).is_some_and(|resident| resident.dirty);
         let version = match dirty || unreported {
             true => Version::Own,

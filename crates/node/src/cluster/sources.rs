@@ -280,7 +280,7 @@ impl Node {
         if self.residency.residents.get(ino.0).is_some_and(|resident| resident.whole) {
             nodes.insert(cluster.me.node);
         }
-        if record.dirty {
+        if record.is_dirty() {
             nodes.extend(record.owner.map(|owner| owner.node));
         } else if let Some(print) = record.backing.fingerprint.filter(|print| print.size > 0) {
             let (version, size) = (version_of(&print), print.size);

@@ -91,7 +91,7 @@ impl Node {
         let mut current = version(record);
         // Also what this node has published a moment ago and the record does not say yet: nobody else
         // can have, and the record's version is the one before.
-        let unreported = record.dirty && cluster.is_mine(record);
+        let unreported = record.is_dirty() && cluster.is_mine(record);
         if self
             .residency
             .residents

@@ -113,7 +113,7 @@ impl Node {
     /// owns and the backing store lacks.
     pub(crate) fn is_others_work(&self, record: &Record) -> bool {
         self.is_elsewhere(record)
-            && (record.dirty || record.spilled || record.backing.fingerprint.is_none())
+            && (record.is_dirty() || record.spilled || record.backing.fingerprint.is_none())
     }
 
     /// Before names are taken from directories of the backing store, all nodes know what is in

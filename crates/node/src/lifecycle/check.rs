@@ -483,7 +483,7 @@ impl Check<'_> {
         if !header.whole
             && let Err(error) = tier.open_map(ino.0, header.dirty)
         {
-            if header.dirty || record.dirty {
+            if header.dirty || record.is_dirty() {
                 return Ok(Some(format!("the object of {path}: {error}")));
             }
             self.checked.leftovers += 1;
@@ -492,7 +492,7 @@ impl Check<'_> {
         if self.lengths_count && is_cut(&record, header, object.len()?) {
             return Ok(Some(format!("the object of {path}: its end is missing")));
         }
-        if (header.dirty || record.dirty) && self.is_unreadable(&record, shown)? {
+        if (header.dirty || record.is_dirty()) && self.is_unreadable(&record, shown)? {
             return Ok(None);
         }
         self.usable.insert(ino.0);
@@ -504,7 +504,7 @@ impl Check<'_> {
         };
         let len = object.len()?;
         let complete = same && current.is_none_or(|current| current.size == len);
-        if !header.dirty && !record.dirty && !complete {
+        if !header.dirty && !record.is_dirty() && !complete {
             // A copy of an older version, or one that lacks a part.
             self.checked.leftovers += 1;
         }
@@ -582,7 +582,7 @@ impl Check<'_> {
                 self.unusable_spills.insert(ino, error.to_string());
             } else if let Some(spill) = backing.open_spill(ino)? {
                 let counts = self.lengths_count && !self.usable.contains(&ino);
-                let cut = record.dirty && spill.file().len()? < record.attr.size;
+                let cut = record.is_dirty() && spill.file().len()? < record.attr.size;
                 if counts && cut {
                     self.unusable_spills.insert(ino, "its end is missing".into());
                 } else {
@@ -654,7 +654,7 @@ impl Check<'_> {
             true => !self.spills.contains(&record.ino.0),
             false => {
                 let known = |set: &HashSet<u64>| set.contains(&record.ino.0);
-                record.dirty
+                record.is_dirty()
                     && record.attr.size > 0
                     && !known(&self.usable)
                     && !known(&self.damaged)

@@ -120,7 +120,7 @@ fn former_names(request: &CheckRequest, backing: &Path, meta_dir: &Path) -> Resu
     let mut former = Former::default();
     for ino in &wanted {
         match meta.get(Ino(*ino)) {
-            Ok(record) if record.dirty || record.spilled => {
+            Ok(record) if record.is_dirty() || record.spilled => {
                 let header = Header { spilled: record.spilled, ..header_of(&meta, &record) };
                 former.headers.insert(*ino, header);
             }
@@ -135,7 +135,7 @@ fn former_names(request: &CheckRequest, backing: &Path, meta_dir: &Path) -> Resu
             let there = wanted.contains(&ino.0) || sound.contains(&ino.0);
             let Some(record) = meta.get(*ino).ok().filter(|_| !there) else { continue };
             let bytes = record.attr.kind == FileKind::Regular && record.attr.size > 0;
-            if bytes && record.dirty && !record.links.is_empty() {
+            if bytes && record.is_dirty() && !record.links.is_empty() {
                 former.gone.push(path_of(&meta, *ino));
             }
         }
@@ -382,7 +382,7 @@ impl Node {
             record.attr.size = size;
             record.attr.mtime = stat.mtime;
             record.spilled = true;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         })?;
         self.meta.sync()?;
@@ -407,7 +407,7 @@ impl Node {
         self.meta.update(record.ino, None, |record| {
             record.attr.size = stat.size;
             record.attr.mtime = stat.mtime;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         })?;
         self.meta.sync()?;
@@ -442,7 +442,7 @@ impl Node {
             let found = record.backing.fingerprint;
             // The same inode alone may have been written by others.
             let is_newer = found.is_some_and(|found| is_announced(header, &found));
-            if is_newer && !record.dirty && record.attr.kind == FileKind::Regular {
+            if is_newer && !record.is_dirty() && record.attr.kind == FileKind::Regular {
                 return Ok(record);
             }
             if !header.whole && self.backing.open_spill(header.ino)?.is_none() {

@@ -351,7 +351,7 @@ impl Node {
                 let why = "its map is gone".into();
                 return self.without_map(index, &record, &header, why, trust, evidence);
             }
-            Err(error) if !header.dirty && !record.dirty => {
+            Err(error) if !header.dirty && !record.is_dirty() => {
                 tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
                 return Ok(Fate::Removed);
             }
@@ -421,7 +421,7 @@ impl Node {
         }
         if let Some(found) = doubt::copied_version(&self.meta, &*self.backing, tier, &record) {
             tracing::warn!(%ino, %error, "a copy with a damaged header is dropped");
-            if record.dirty {
+            if record.is_dirty() {
                 self.residency.revert_to(ino, found)?;
             }
             return Ok(Fate::Removed);
@@ -488,7 +488,7 @@ impl Node {
             let why = "the metadata servers do not know that this node has changed its file";
             return Ok(Fate::SetAside(why.into()));
         }
-        if !dirty && record.dirty {
+        if !dirty && record.is_dirty() {
             // It was flushed, but that was not reported any more. Or the power failed: the mark that
             // it was written is lost, and with it what was written, which nobody has synced.
             match (self.published_meanwhile(record, header)?, header.base) {
@@ -519,14 +519,14 @@ impl Node {
                 && surely_there(header, &*object)? < record.attr.size;
             if !trust.unsynced
                 && let Some(found) =
-                    self.residency.superseded_by(record, header, cut && !record.dirty)?
+                    self.residency.superseded_by(record, header, cut && !record.is_dirty())?
             {
                 tracing::info!(%ino, "an object is older than what was written back of the file");
                 self.residency.revert_to(ino, found)?;
                 return Ok(Fate::Removed);
             }
             if cut
-                && record.dirty
+                && record.is_dirty()
                 && let Some(found) = self.version_elsewhere(record)?
                 && !self.writeback.would_empty_its_name(record, &found)?
             {
@@ -591,7 +591,7 @@ impl Node {
                 after = *seq;
                 let Ok(record) = self.meta.get(*ino) else { continue };
                 let gone = record.attr.kind == FileKind::Regular
-                    && record.dirty
+                    && record.is_dirty()
                     && !record.spilled
                     && record.attr.size > 0
                     && self.residency.residents.get(ino.0).is_none()
@@ -657,7 +657,7 @@ impl Node {
         let published = self.published_meanwhile(record, header)?;
         self.meta.update(record.ino, None, |record| {
             show_written(&mut record.attr, stat.size, stat.mtime);
-            record.dirty = true;
+            record.mark_dirty();
             if let Some(fingerprint) = published {
                 record.backing.fingerprint = Some(fingerprint);
             }
@@ -749,7 +749,7 @@ impl Node {
             let record = self.meta.get(ino)?;
             // While bytes move to a spill file, the object has the length of the file.
             let counts = self.residency.residents.get(ino.0).is_none();
-            if trust.lengths && counts && record.dirty && size < record.attr.size {
+            if trust.lengths && counts && record.is_dirty() && size < record.attr.size {
                 tracing::error!(%ino, size, wanted = record.attr.size, "a spill file has lost its end");
                 continue;
             }
@@ -764,7 +764,7 @@ impl Node {
             self.meta.update(ino, None, |record| {
                 let mtime = spill.mtime_known_by(&record.attr);
                 show_written(&mut record.attr, size, mtime);
-                record.dirty = true;
+                record.mark_dirty();
                 Queue::Yes
             })?;
         }

@@ -97,7 +97,7 @@ fn version_whose_claim_the_power_took_when_started_then_it_is_known_and_what_is_
     };
     node.meta.reconciled(stat.ino, NEVER, lost).expect("record");
     let dirty = |record: &mut forebay_meta::Record| {
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     };
     node.meta.update(stat.ino, None, dirty).expect("record");
@@ -226,7 +226,7 @@ fn file_written_back_elsewhere_and_not_reported_when_replaced_then_it_or_the_new
     let saved = node.lookup(&DAEMON, Ino::ROOT, b"saved").expect("lookup").expect("there").ino;
     rename(&node, "saved", "name");
     let unreported = |record: &mut forebay_meta::Record| {
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     };
     node.meta.update(saved, None, unreported).expect("record");
@@ -338,7 +338,7 @@ fn file_that_replaced_a_synced_one_and_was_written_anew_when_the_power_fails_the
     let saved = node.lookup(&DAEMON, Ino::ROOT, b"saved").expect("lookup").expect("there").ino;
     let unreported = |record: &mut forebay_meta::Record| {
         record.backing.pending = record.backing.fingerprint.take();
-        record.dirty = true;
+        record.mark_dirty();
         Queue::Yes
     };
     node.meta.update(saved, None, unreported).expect("record");

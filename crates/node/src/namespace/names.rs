@@ -547,7 +547,7 @@ impl Node {
         target: Option<&Record>,
         at: &Link,
     ) -> Result<Replacing> {
-        if target.is_some() && !source.dirty && self.residency.is_unsettled(source.ino) {
+        if target.is_some() && !source.is_dirty() && self.residency.is_unsettled(source.ino) {
             // A crash of the machine may leave less of it than there is now, and then what it is to
             // replace stays: how much there is must be known.
             match self

@@ -115,7 +115,7 @@ impl Node {
             residency,
             resident_bytes: resident.map_or(0, |resident| resident.charged.min(attr.size)),
             tier: resident.map(|resident| usize::from(resident.tier)),
-            dirty: record.dirty || resident.is_some_and(|resident| resident.dirty),
+            dirty: record.is_dirty() || resident.is_some_and(|resident| resident.dirty),
             pinned: record.pinned,
             backing: self.meta.backing_path(ino)?,
         })

@@ -59,7 +59,7 @@ impl Node {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
         }
-        if !record.dirty && !record.links.is_empty() {
+        if !record.is_dirty() && !record.links.is_empty() {
             self.writeback.revalidate(context, record)?;
         }
         let file = self.residency.files.get(ino);

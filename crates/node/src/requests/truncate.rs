@@ -180,7 +180,7 @@ impl Node {
         self.meta.update(ino, Some(now), |record| {
             record.attr.size = size;
             record.attr.mtime = now;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         })?;
         Ok(())
@@ -195,7 +195,9 @@ impl Node {
         };
         let put_back = self.meta.update(before.ino, None, |record| {
             record.attr.size = len.unwrap_or(before.attr.size);
-            record.dirty = dirty || before.dirty;
+            if dirty || before.is_dirty() {
+                record.mark_dirty();
+            }
             Queue::Yes
         });
         if let Err(error) = put_back {
@@ -254,7 +256,7 @@ impl Node {
         self.meta.update(ino, None, |record| {
             record.spilled = false;
             record.attr.size = 0;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         })?;
         self.residency.drop_spill_soon(ino);

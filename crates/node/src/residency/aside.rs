@@ -182,7 +182,8 @@ impl Residency {
         }
         self.let_go_of_spill(file.ino)?;
         self.meta.update(file.ino, Some(clock::wall_time()), |record| {
-            (record.dirty, record.spilled, record.attr.size) = (true, false, 0);
+            (record.spilled, record.attr.size) = (false, 0);
+            record.mark_dirty();
             Queue::Yes
         })?;
         self.drop_spill_soon(file.ino);
@@ -223,7 +224,7 @@ impl Residency {
     ) -> Result<bool> {
         let ino = record.ino;
         let is_file = record.attr.kind == FileKind::Regular && !record.links.is_empty();
-        if !is_file || self.peers.is_elsewhere(record) || !(record.dirty || record.spilled) {
+        if !is_file || self.peers.is_elsewhere(record) || !(record.is_dirty() || record.spilled) {
             return Ok(false);
         }
         if record.spilled {
@@ -253,12 +254,12 @@ pub(crate) fn give_up_lost(meta: &MetaStore, ino: Ino) -> Result<()> {
         record.spilled = false;
         match record.backing.fingerprint {
             Some(found) => {
-                record.dirty = false;
+                record.mark_clean();
                 record.attr.size = found.size;
                 record.attr.mtime = found.mtime;
             }
             None => {
-                record.dirty = true;
+                record.mark_dirty();
                 record.attr.size = 0;
             }
         }

@@ -115,7 +115,7 @@ impl Residency {
         if location.place.is_none() && self.troubles.is_lost(file.ino) {
             return Err(crate::error::NodeError::Lost);
         }
-        let emptied = record.dirty && record.attr.size == 0;
+        let emptied = record.is_dirty() && record.attr.size == 0;
         let has_version = record.backing.fingerprint.is_some();
         location.base = if record.spilled {
             self.spill_base(file, &record)?
@@ -415,7 +415,7 @@ impl Residency {
                 return Queue::No;
             }
             show_written(&mut record.attr, size, mtime);
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         });
         match settled {
@@ -440,7 +440,7 @@ impl Residency {
         killed: bool,
     ) -> Result<()> {
         self.meta.update(ino, None, |record| {
-            record.dirty = false;
+            record.mark_clean();
             record.attr.size = found.size;
             if !(killed && record.backing.attrs_differ) {
                 record.attr.mtime = found.mtime;

@@ -99,7 +99,12 @@ fn place_below<'p>(backing: &dyn BackingStore, path: &'p [u8]) -> Result<Option<
     Ok(Some((dir, name)))
 }
 
-fn is_equal(object: &dyn Object, file: &dyn BackingFile, range: Range<u64>) -> Result<bool> {
+/// Whether an object has the bytes of a file in the backing store in a range.
+pub(crate) fn is_equal(
+    object: &dyn Object,
+    file: &dyn BackingFile,
+    range: Range<u64>,
+) -> Result<bool> {
     let mut at = range.start;
     while at < range.end {
         let len = PIECE.min(range.end - at) as usize;
@@ -128,12 +133,12 @@ pub(crate) fn is_in_doubt(record: &Record) -> bool {
 /// Notes durably that a file is newer than the backing store, before its object is set aside. An empty
 /// file, of which there is nothing to lose, is as long as the object.
 pub(crate) fn note_doubt(meta: &MetaStore, tier: &dyn Tier, record: &Record) -> Result<()> {
-    if record.dirty && record.attr.size > 0 {
+    if record.is_dirty() && record.attr.size > 0 {
         return Ok(());
     }
     let len = tier.open(record.ino.0).and_then(|object| object.len()).unwrap_or(1);
     meta.update(record.ino, None, |record| {
-        record.dirty = true;
+        record.mark_dirty();
         if record.attr.size == 0 {
             record.attr.size = len;
         }

@@ -240,7 +240,7 @@ impl Residency {
             return Ok(false);
         }
         let kept = match self.meta.get(ino) {
-            Ok(record) => record.dirty || record.pinned,
+            Ok(record) => record.is_dirty() || record.pinned,
             Err(error) => !matches!(error, forebay_meta::Error::Stale(_)),
         };
         if file.is_open() || kept {
@@ -287,7 +287,7 @@ impl Residency {
             drop(location);
             return self.evict(ino, tier);
         }
-        if file.is_open() || record.dirty || record.pinned {
+        if file.is_open() || record.is_dirty() || record.pinned {
             return Ok(false);
         }
         let Some(place) = location.place.as_mut().filter(|place| place.tier == tier) else {

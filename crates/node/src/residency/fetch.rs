@@ -740,7 +740,7 @@ impl Residency {
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
         if file.location.read().place.is_none() {
-            if record.dirty {
+            if record.is_dirty() {
                 return Ok(0);
             }
             if record.attr.size <= self.config.fetch_on_open_bytes {

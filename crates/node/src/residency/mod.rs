@@ -199,7 +199,8 @@ impl Residency {
             return record.clone();
         }
         let mut seen = (**record).clone();
-        (seen.dirty, seen.spilled) = (false, false);
+        seen.spilled = false;
+        seen.mark_clean();
         seen.attr.size = record.backing.fingerprint.map_or(0, |print| print.size);
         Arc::new(seen)
     }

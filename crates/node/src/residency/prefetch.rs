@@ -61,7 +61,7 @@ impl Residency {
         let over = || cancel.is_cancelled() || self.stopping.load(Ordering::Relaxed);
         let record = self.meta.get(ino)?;
         let size = record.attr.size;
-        if over() || record.attr.kind != FileKind::Regular || record.dirty || size == 0 {
+        if over() || record.attr.kind != FileKind::Regular || record.is_dirty() || size == 0 {
             return Ok(());
         }
         let file = self.files.get(ino);

@@ -65,8 +65,10 @@ impl Residency {
         self.let_go_of_spill(ino)?;
         self.meta.update(ino, None, |record| {
             record.spilled = false;
-            record.dirty = on_tier;
-            if !on_tier {
+            if on_tier {
+                record.mark_dirty();
+            } else {
+                record.mark_clean();
                 record.attr.size = found.size;
                 record.attr.mtime = found.mtime;
             }

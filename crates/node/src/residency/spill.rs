@@ -90,7 +90,7 @@ impl Residency {
             Underlay::Backing(_) => {
                 let record = self.meta.get(ino)?;
                 let empty = record.backing.fingerprint.is_some_and(|there| there.size == 0);
-                empty && !record.dirty && !record.spilled
+                empty && !record.is_dirty() && !record.spilled
             }
         })
     }
@@ -400,7 +400,7 @@ impl Residency {
             record.attr.size = stat.size;
             record.attr.mtime = stat.mtime;
             record.spilled = true;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         })?;
         self.meta.sync()?;
@@ -449,7 +449,7 @@ impl Residency {
         }
         self.meta.update(file.ino, None, |record| {
             record.spilled = true;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         })?;
         fail_at!("node.spill.noted");

@@ -111,7 +111,7 @@ pub(crate) fn is_same_boot(state_dir: &Path) -> bool {
 
 /// Whether an object that has what the backing store lacks has lost its end.
 pub(crate) fn is_cut(record: &Record, header: &Header, len: u64) -> bool {
-    (header.dirty || record.dirty) && len < record.attr.size
+    (header.dirty || record.is_dirty()) && len < record.attr.size
 }
 
 /// Whether the backing store has the version that is known of a file under a name, durably. A worker
@@ -427,7 +427,7 @@ impl Residency {
         at: &Link,
     ) -> Result<Readiness> {
         let is_newer =
-            |record: &Record| record.dirty || record.spilled || self.is_unsettled(record.ino);
+            |record: &Record| record.is_dirty() || record.spilled || self.is_unsettled(record.ino);
         if source.attr.kind != FileKind::Regular {
             return Ok(Readiness::Guarded);
         }
@@ -467,7 +467,8 @@ impl Residency {
     /// A file is about to get one more name. If it has replaced another one, that could come back only as long
     /// as it has one.
     pub(crate) fn begin_link(&self, context: &Context, record: &Record) -> Result<()> {
-        if record.replaces && (record.dirty || record.spilled || self.is_unsettled(record.ino)) {
+        if record.replaces && (record.is_dirty() || record.spilled || self.is_unsettled(record.ino))
+        {
             self.sync_to_replace(context, record)?;
             self.given_up.check(context)?;
         }

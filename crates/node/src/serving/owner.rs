@@ -203,8 +203,10 @@ impl Node {
             let (attr, _) = self.residency.live_attr(record);
             let record = self.meta.get(ino)?;
             let dirty = self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty);
-            let behind =
-                dirty || record.dirty || record.spilled || record.backing.fingerprint.is_none();
+            let behind = dirty
+                || record.is_dirty()
+                || record.spilled
+                || record.backing.fingerprint.is_none();
             let (mtime, ctime) = (attr.mtime, attr.ctime);
             Ok(Looked {
                 size: attr.size,

@@ -114,7 +114,7 @@ impl Node {
     fn bring_beginning(&self, ino: Ino, bytes: u64) -> Result<()> {
         let file = self.residency.files.get(ino);
         let record = self.meta.get(ino)?;
-        if record.dirty || record.orphan {
+        if record.is_dirty() || record.orphan {
             return Ok(());
         }
         // Who opened it may have closed it meanwhile, and what was known of its place is forgotten.

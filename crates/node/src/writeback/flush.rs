@@ -297,6 +297,7 @@ impl Writeback {
         }
         self.residency.settle_before_clean(file, place)?;
         self.residency.mark_clean(file, place, Some(fingerprint))?;
+        self.reconciler.published_open.let_go(ino);
         self.residency.drop_useless_spill(file, &location);
         Ok(())
     }
@@ -388,7 +389,7 @@ impl Writeback {
     /// `began` is the number of writes of the file when its bytes began to be copied.
     fn publish_file(
         &self,
-        file: &File,
+        file: &FileRef,
         CopyOf { place, began }: CopyOf<'_>,
         temporary: &mut Temporary,
         target: &Target<'_>,
@@ -438,14 +439,24 @@ impl Writeback {
             }
         }
         let expect = expect.map_or(Expect::Absent, Expect::Version);
+        let version = self.to_be_held(file, temporary);
         fail_at!("node.flush.publish");
         let committed = self.own_change(&[(target.parent, target.dir)], || {
             Ok(self.backing.commit(temporary, target.dir, name, expect)?)
         })?;
         Ok(match committed {
-            Commit::Done(fingerprint) => Flushed::Done { fingerprint, clean: false },
+            Commit::Done(fingerprint) => {
+                self.reconciler.published_open.hold(file, version);
+                Flushed::Done { fingerprint, clean: false }
+            }
             Commit::Conflict(found) => Flushed::Conflict(found),
         })
+    }
+
+    /// A version that is about to be published, if a program has the file open to write.
+    fn to_be_held(&self, file: &File, temporary: &Temporary) -> Option<Arc<dyn BackingFile>> {
+        let is_written = file.opens.lock().writers > 0;
+        is_written.then(|| temporary.file().reopened().ok()).flatten()
     }
 
     /// Completes a spill file with what shows through it and what is still on the tier, and
@@ -560,7 +571,8 @@ impl Writeback {
         } else {
             let (size, mtime) = spill.size_and_mtime();
             self.meta.update(file.ino, None, |record| {
-                (record.spilled, record.dirty) = (false, false);
+                record.spilled = false;
+                record.mark_clean();
                 record.backing.attrs_differ |= mtime != fingerprint.mtime;
                 (record.attr.size, record.attr.mtime) = (size, mtime);
                 record.backing.fingerprint = Some(fingerprint);

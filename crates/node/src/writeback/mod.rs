@@ -26,6 +26,7 @@ pub(crate) mod flush;
 pub(crate) mod import;
 mod in_place;
 pub(crate) mod parked;
+pub(crate) mod published_open;
 pub(crate) mod reconcile;
 pub(crate) mod rest_gone;
 pub(crate) mod restamp;

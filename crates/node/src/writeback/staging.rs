@@ -170,7 +170,7 @@ impl Writeback {
 
 fn may_be_staged(record: &Record) -> bool {
     record.attr.kind == FileKind::Regular
-        && record.dirty
+        && record.is_dirty()
         && !record.spilled
         && record.links.len() == 1
         && record.attr.nlink == 1

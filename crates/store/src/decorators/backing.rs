@@ -61,6 +61,12 @@ impl BackingFile for InterceptedFile {
     fn start_writing_out(&self) {
         self.inner.start_writing_out();
     }
+
+    fn reopened(&self) -> Result<Arc<dyn BackingFile>> {
+        let opened =
+            ask_and(&self.by, Operation::Open, self.inner.label(), || self.inner.reopened());
+        Ok(Arc::new(InterceptedFile { inner: opened?, by: Arc::clone(&self.by) }))
+    }
 }
 
 /// Methods that ask and then pass the call on; the last argument named is the name for messages.

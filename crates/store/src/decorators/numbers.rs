@@ -229,6 +229,11 @@ impl BackingFile for RenumberedFile {
     fn start_writing_out(&self) {
         self.inner.start_writing_out();
     }
+
+    fn reopened(&self) -> Result<Arc<dyn BackingFile>> {
+        let inner = self.inner.reopened()?;
+        Ok(Arc::new(RenumberedFile { inner, numbers: Arc::clone(&self.numbers) }))
+    }
 }
 
 /// Methods that pass the call on.

@@ -130,7 +130,7 @@ impl Node {
             Err(MetaError::Stale(_)) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        let version = record.backing.fingerprint.filter(|_| !record.dirty && !record.spilled);
+        let version = record.backing.fingerprint.filter(|_| !record.is_dirty() && !record.spilled);
         let Some(version) = version else { return Ok(false) };
         let known = aside.objects.lock().get(path).map(|object| object.differs);
         let file = File::open(path)?;

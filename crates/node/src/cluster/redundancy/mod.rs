@@ -270,7 +270,7 @@ impl Node {
 
     /// Whether the backing store lacks bytes of a file that are here.
     fn is_unsaved(&self, record: &Record, file: &FileRef) -> bool {
-        let without_bytes = || record.dirty || record.backing.fingerprint.is_none();
+        let without_bytes = || record.is_dirty() || record.backing.fingerprint.is_none();
         let resident = self.residency.residents.get(file.ino.0);
         resident.map_or_else(without_bytes, |resident| resident.dirty)
             || matches!(file.location.read().base, Underlay::Spill(_))

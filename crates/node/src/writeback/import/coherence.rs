@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_meta::{Error as MetaError, Found, Link, Record, Refreshed, Vanished};
+use forebay_meta::{BytesHere, Error as MetaError, Found, Link, Record, Refreshed, Vanished};
 use forebay_store::{BackingFile, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
@@ -335,17 +335,25 @@ impl Writeback {
     fn take_away(&self, link: &Link, ino: Ino) -> Result<()> {
         let (dir, name) = (link.parent, &link.name);
         let mut removed = Vec::new();
-        let vanished = self.meta.vanished(
-            dir,
-            name,
-            ino,
-            self.time_of_change(dir),
-            &|ino| self.residency.is_unsettled(ino),
-            &mut |ino| removed.push(ino),
-        )?;
+        let bytes = self.bytes_of_those_gone(ino)?;
+        let vanished =
+            self.meta.vanished(dir, name, ino, self.time_of_change(dir), &bytes, &mut |ino| {
+                removed.push(ino);
+            })?;
         self.after_vanishing(removed, vanished)?;
         self.forget_name(link.parent, &link.name);
         Ok(())
+    }
+
+    /// What is here of an inode that is gone from the backing store, and of those below it.
+    fn bytes_of_those_gone(&self, ino: Ino) -> Result<impl Fn(Ino) -> BytesHere> {
+        let record = self.record_if_any(ino)?;
+        let taken = record.map(|record| self.as_published_below(&record)).unwrap_or_default();
+        Ok(move |ino| match self.residency.is_unsettled(ino) {
+            _ if taken.contains(&ino) => BytesHere::AsPublished,
+            true => BytesHere::Unsettled,
+            false => BytesHere::AsRecorded,
+        })
     }
 
     /// When others have changed the entries of a directory, as the backing store has it.
@@ -358,9 +366,9 @@ impl Writeback {
     /// What stood in a directory of the backing store went with it, or is the others' now.
     pub(crate) fn take_away_below(&self, dir: Ino) -> Result<()> {
         let mut removed = Vec::new();
-        let unsettled = |ino| self.residency.is_unsettled(ino);
+        let bytes = self.bytes_of_those_gone(dir)?;
         let now = clock::wall_time();
-        let vanished = self.meta.emptied(dir, now, &unsettled, &mut |ino| removed.push(ino))?;
+        let vanished = self.meta.emptied(dir, now, &bytes, &mut |ino| removed.push(ino))?;
         self.after_vanishing(removed, vanished)?;
         self.drop_handle(dir);
         self.residency.forget_object(dir, true);
@@ -372,6 +380,7 @@ impl Writeback {
             self.above.directory_vanished(ino, attr);
         }
         for ino in removed {
+            self.reconciler.published_open.let_go(ino);
             self.drop_handle(ino);
             self.imports.directories.expire(ino);
             self.imports.files.expire(ino);

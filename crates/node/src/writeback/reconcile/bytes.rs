@@ -23,7 +23,7 @@ impl Writeback {
         at: &Link,
         depth: usize,
     ) -> Result<Step> {
-        let has_bytes = work.record.dirty || work.record.spilled;
+        let has_bytes = work.record.is_dirty() || work.record.spilled;
         if !has_bytes && work.record.attr.size > 0 {
             if self.residency.settle_if_unsettled(work.ino())? {
                 return Err(NodeError::Busy);
@@ -114,7 +114,7 @@ impl Writeback {
     /// Writes the bytes of a file that the backing store has.
     pub(super) fn write_bytes<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let record = &work.record;
-        if record.attr.kind != FileKind::Regular || !(record.dirty || record.spilled) {
+        if record.attr.kind != FileKind::Regular || !(record.is_dirty() || record.spilled) {
             return Ok(Step::Done);
         }
         let standing = record.backing.links.iter().find(|link| record.links.contains(link));
@@ -204,6 +204,9 @@ impl Writeback {
                 Ok(Step::Again)
             }
             Some(found) => self.yield_name(work, link, &found),
+            None if self.is_as_published(work.ino()) && self.take_away_if_gone(work.ino())? => {
+                Ok(Step::Again)
+            }
             None => {
                 // Removed by others, or with its directory: what is here is written anew.
                 work.went(link);

@@ -171,7 +171,7 @@ impl Writeback {
     /// # Errors
     /// [`NodeError::Busy`] while too many are held; what the backing store says.
     fn hold_rest(&self, record: &Record) -> Result<&'static str> {
-        let is_changed = record.dirty || record.spilled;
+        let is_changed = record.is_dirty() || record.spilled;
         if !is_changed || record.backing.fingerprint.is_none() {
             return Ok(BOTH);
         }

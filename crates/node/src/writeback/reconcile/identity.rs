@@ -92,7 +92,9 @@ impl Work<'_> {
 fn is_as_known(record: &Record, found: &Fingerprint) -> bool {
     record.backing.fingerprint.is_some_and(|known| {
         known == *found
-            || known.same_content(found) && is_under_way(record) && (record.dirty || record.spilled)
+            || known.same_content(found)
+                && is_under_way(record)
+                && (record.is_dirty() || record.spilled)
     })
 }
 

@@ -72,6 +72,8 @@ pub struct Reconciler {
     pub(crate) limits: refused::Limits,
     /// What was published and is not known to be durable, by inode.
     pub(crate) published: Mutex<std::collections::HashMap<u64, crate::writeback::flush::Published>>,
+    /// What was published while a program had it open to write.
+    pub(crate) published_open: crate::writeback::published_open::PublishedOpen,
     /// Files that must be written so that they can make room.
     pub(crate) wanted: Mutex<std::collections::HashSet<u64>>,
     /// Directories whose entries a worker changed since their times were set, or programs so that there is
@@ -500,7 +502,7 @@ impl Writeback {
             let told = self.told_of(ino, &told);
             *self.reconciler.last_error.lock() = Some((ino, told));
         }
-        if self.meta.get(ino).is_ok_and(|record| record.dirty || record.spilled) {
+        if self.meta.get(ino).is_ok_and(|record| record.is_dirty() || record.spilled) {
             self.metrics.flush_failures.inc();
         }
         let mut failures = self.reconciler.failures.lock();

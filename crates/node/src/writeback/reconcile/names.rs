@@ -33,12 +33,12 @@ impl Writeback {
     pub(super) fn survey(&self, work: &mut Work<'_>) -> Result<()> {
         let record = &work.record;
         let was_published_empty =
-            record.attr.kind == FileKind::Regular && record.attr.size == 0 && !record.dirty;
+            record.attr.kind == FileKind::Regular && record.attr.size == 0 && !record.is_dirty();
         let in_doubt = record.backing.links.len() > 1
             || record.backing.fingerprint.is_none()
             || was_published_empty;
         // What publishes its bytes looks by itself, if it is all that there is to do.
-        let bytes_tell = record.dirty
+        let bytes_tell = record.is_dirty()
             && record.backing.pending.is_none()
             && record.backing.links.len() == 1
             && record.backing.links == record.links;
@@ -505,7 +505,7 @@ impl Writeback {
                 let target = self.backing.readlink(dir, os(&at.name))?;
                 Some(target.as_bytes()) == record.target.as_deref()
             }
-            FileKind::Regular => !record.dirty && found.size == 0,
+            FileKind::Regular => !record.is_dirty() && found.size == 0,
             _ => true,
         })
     }

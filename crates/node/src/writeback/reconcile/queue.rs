@@ -393,7 +393,7 @@ impl Writeback {
         if !self.may_be_written(&record, all) {
             return Ok(Turn::NotYet);
         }
-        if record.dirty && record.attr.size > LARGE_FILE {
+        if record.is_dirty() && record.attr.size > LARGE_FILE {
             batch.finish()?;
         }
         match self.reconcile_in(ino, batch) {
@@ -466,7 +466,7 @@ impl Writeback {
         }
         let has_bytes = record.attr.kind == FileKind::Regular
             && record.attr.nlink > 0
-            && (record.dirty || record.spilled);
+            && (record.is_dirty() || record.spilled);
         all || !has_bytes || self.is_due(record.ino) && !self.in_use(record.ino)
     }
 
@@ -516,7 +516,7 @@ impl Writeback {
     /// not put things off: a change in the future counts as old.
     fn has_aged(&self, record: &Record) -> bool {
         let delay = match self.config.writeback {
-            WritebackPolicy::After(delay) if record.dirty => delay,
+            WritebackPolicy::After(delay) if record.is_dirty() => delay,
             _ => NAMES_DELAY,
         };
         let changed = record.attr.ctime.max(record.attr.mtime);

@@ -71,7 +71,7 @@ impl Writeback {
         if !work.record.has_unseen_names() {
             return Ok(Step::Done);
         }
-        if !work.record.dirty && self.residency.settle_if_unsettled(work.ino())? {
+        if !work.record.is_dirty() && self.residency.settle_if_unsettled(work.ino())? {
             return Err(NodeError::Busy);
         }
         if self.write_bytes(work, depth)? == Step::Again {

@@ -200,7 +200,7 @@ impl Bench {
         let update = |record: &mut Record| {
             record.attr.size = size;
             record.attr.mtime = now;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         };
         self.node.meta.update(ino, Some(now), update).expect("it is there");
@@ -566,7 +566,7 @@ fn sync_when_files_are_queued_again_as_soon_as_they_are_in_line_then_ends() {
                 for ino in &files {
                     if meta.get(*ino).expect("known").queued.is_none() {
                         let again = |record: &mut Record| {
-                            record.dirty = true;
+                            record.mark_dirty();
                             Queue::Yes
                         };
                         meta.update(*ino, None, again).expect("known");

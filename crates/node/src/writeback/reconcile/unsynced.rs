@@ -28,7 +28,7 @@ impl Writeback {
     /// Gives the version in the backing store its name back where the object of `record`, which is
     /// only `len` bytes long, is less than the namespace knows of; the object gets a name beside it.
     pub(crate) fn set_aside_if_cut(&self, record: &Record, len: u64) -> Result<()> {
-        if !record.dirty || len >= record.attr.size {
+        if !record.is_dirty() || len >= record.attr.size {
             return Ok(());
         }
         for link in &record.links {

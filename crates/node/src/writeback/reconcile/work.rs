@@ -77,10 +77,10 @@ impl Facts {
         if record.change == seen_change {
             record.backing.attrs_differ &= !self.attributes;
             record.backing.xattrs_differ &= !self.xattrs;
-            if self.bytes {
-                record.dirty = false;
-                record.spilled = false;
-            }
+        }
+        if self.bytes && !record.bytes_changed_since(seen_change) {
+            record.mark_clean();
+            record.spilled = false;
         }
     }
 }
@@ -302,7 +302,7 @@ impl<'a> Work<'a> {
     }
 
     pub(super) fn bytes_done(&mut self) {
-        self.record.dirty = false;
+        self.record.mark_clean();
         self.record.spilled = false;
         self.facts.bytes = true;
     }

@@ -399,7 +399,7 @@ impl World {
         };
         for (ino, len) in lengths {
             let Ok(record) = node.meta.get(Ino(ino)) else { continue };
-            if self.scene.cuts && record.dirty && random.below(3) == 0 {
+            if self.scene.cuts && record.is_dirty() && random.below(3) == 0 {
                 self.trace.add(format!("CUT {ino}"));
                 self.contents.bytes.lock().insert(ino, Vec::new());
                 node.writeback.set_aside_if_cut(&record, 0).expect("set aside");
@@ -411,7 +411,7 @@ impl World {
             } else if record.attr.size != len {
                 let update = |record: &mut Record| {
                     record.attr.size = len;
-                    record.dirty = true;
+                    record.mark_dirty();
                     Queue::Yes
                 };
                 node.meta.update(Ino(ino), None, update).expect("it is there");

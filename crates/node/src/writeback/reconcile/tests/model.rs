@@ -120,7 +120,7 @@ impl World {
                     let update = |record: &mut Record| {
                         record.attr.size = size;
                         record.attr.mtime = now;
-                        record.dirty = true;
+                        record.mark_dirty();
                         Queue::Yes
                     };
                     meta.update(record.ino, Some(now), update).expect("it is there");

@@ -107,7 +107,7 @@ impl Program {
         let update = |record: &mut Record| {
             record.attr.size = size;
             record.attr.mtime = now;
-            record.dirty = true;
+            record.mark_dirty();
             Queue::Yes
         };
         let updated = self.node.meta.update(record.ino, Some(now), update);
