@@ -4,6 +4,7 @@
 
 mod rig;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -315,6 +316,27 @@ fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_d
         same(&rig.plain("file"), &bytes, "what came back");
         assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
+}
+
+/// What was published while a file was open is not held any longer than the file is there.
+#[test]
+fn file_that_was_published_while_it_was_open_when_removed_then_its_bytes_below_go() {
+    let _one = ONE.lock();
+    let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(7, 300 * KIB));
+    let until = Instant::now() + LIMIT;
+    rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+    let below = std::fs::metadata(rig.backing().join("file")).unwrap().ino();
+    let holds = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let found = descriptors.filter_map(|one| std::fs::metadata(one.path()).ok());
+        found.filter(|found| found.ino() == below && found.len() == 300 * KIB).count()
+    };
+    assert_eq!(holds(), 1, "nothing to compare with is held");
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+    rig.node().release(fh);
+    assert!(wait_for(LIMIT, || holds() == 0), "it is held still");
 }
 
 /// The mode changes between the publication and its report, as with `cp -p` and `rsync`.

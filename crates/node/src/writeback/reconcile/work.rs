@@ -514,7 +514,8 @@ impl Writeback {
                     self.reconcile_later(ino, NAMES_DELAY);
                 }
             }
-            Ok(false) | Err(MetaError::Stale(_)) => {}
+            // In line with the backing store, or gone: nobody has to compare.
+            Ok(false) | Err(MetaError::Stale(_)) => self.reconciler.published_open.let_go(ino),
             // It looks for itself what was done.
             Err(MetaError::NotInHand(_)) => {
                 tracing::info!(%ino, "another node works on what this one was to report about");
