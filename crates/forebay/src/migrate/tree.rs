@@ -95,7 +95,10 @@ impl Opened {
 
 /// A number that the kernel says of a descriptor.
 fn field_of(info: &str, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(info).ok()?;
+    field_in(&fs::read_to_string(info).ok()?, name)
+}
+
+fn field_in(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
@@ -326,12 +329,35 @@ fn opened(process: &Process) -> Vec<Opened> {
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        let Ok(path) = fs::read_link(entry.path()) else { continue };
-        let kind = kind(&entry.path(), &path, pid, fd);
+        let Some((path, kind)) = looked_at(&entry.path(), pid, fd) else { continue };
         let (name, by) = (process.name.clone(), format!("fd/{fd}"));
         all.push(Opened { pid, name, by, path, kind });
     }
     all
+}
+
+/// What a descriptor is. The process runs, and may give the number to something else between two looks:
+/// so all is asked of what the number stood for at one moment.
+fn looked_at(entry: &Path, pid: i32, fd: i32) -> Option<(PathBuf, Kind)> {
+    const LOOKS: usize = 16;
+    let theirs = format!("/proc/{pid}/fdinfo/{fd}");
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    for _ in 0..LOOKS {
+        let held = rustix::fs::open(entry, flags, rustix::fs::Mode::empty()).ok()?;
+        let number = held.as_raw_fd();
+        let own = format!("/proc/self/fdinfo/{number}");
+        let link = PathBuf::from(format!("/proc/self/fd/{number}"));
+        let path = fs::read_link(&link).ok()?;
+        // How it was opened is the one thing that what is held does not say.
+        let info = fs::read_to_string(&theirs).unwrap_or_default();
+        let is_it = |name| field_in(&info, name) == field_of(&own, name);
+        if is_it("ino:") && is_it("mnt_id:") {
+            let kind = kind(&link, &path, &info);
+            return Some((path, kind));
+        }
+    }
+    // Nobody can say what it is going to be when the task is stopped.
+    None
 }
 
 /// Files that it has mapped so that what it writes to memory reaches them: their descriptors may be
@@ -364,7 +390,7 @@ fn shared_mapping(line: &[u8]) -> Option<(&str, &[u8])> {
     (rights.starts_with("rw") && rights.ends_with('s') && !gone).then_some((range, path))
 }
 
-fn kind(entry: &Path, path: &Path, pid: i32, fd: i32) -> Kind {
+fn kind(entry: &Path, path: &Path, info: &str) -> Kind {
     let text = path.to_string_lossy();
     if let Some(inode) = text.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
         return inode.parse().map_or(Kind::Other, Kind::Socket);
@@ -374,8 +400,7 @@ fn kind(entry: &Path, path: &Path, pid: i32, fd: i32) -> Kind {
     }
     match fs::metadata(entry) {
         Ok(found) if found.is_file() || found.is_dir() => {
-            let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
-            Kind::File { writable: is_writable(&info) }
+            Kind::File { writable: is_writable(info) }
         }
         Ok(found) if found.file_type().is_char_device() && is_terminal(found.rdev()) => {
             Kind::Terminal
@@ -452,6 +477,37 @@ mod tests {
             7f0c-7f0d rw-p 00000000 00:00 0     [heap]\n";
         let found = shared_and_writable(maps);
         assert_eq!(found, [("7f00-7f01", &b"/m/a b"[..]), ("7f06-7f07", b"/dev/shm/x")]);
+    }
+
+    /// A shell opens pipes for its commands and files for what they print, by the same numbers.
+    #[test]
+    fn descriptor_when_its_number_changes_hands_meanwhile_then_no_pipe_is_a_file() {
+        let file = tempfile::tempfile().unwrap();
+        let (_end, pipe) = std::io::pipe().unwrap();
+        let mut changing = rustix::io::dup(&file).unwrap();
+        let fd = changing.as_raw_fd();
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let entry = PathBuf::from(format!("/proc/{own}/fd/{fd}"));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    rustix::io::dup2(&pipe, &mut changing).unwrap();
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                    rustix::io::dup2(&file, &mut changing).unwrap();
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+            });
+            let seen: Vec<_> = (0..5000).filter_map(|_| looked_at(&entry, own, fd)).collect();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            seen
+        });
+        let is_pipe = |path: &Path| path.to_string_lossy().starts_with("pipe:");
+        assert!(
+            seen.iter().any(|(path, _)| is_pipe(path)) && seen.iter().any(|it| !is_pipe(&it.0))
+        );
+        let mixed = seen.iter().find(|(path, kind)| is_pipe(path) != (*kind == Kind::Other));
+        assert_eq!(mixed, None);
     }
 
     #[test]
