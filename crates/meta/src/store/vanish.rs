@@ -9,8 +9,8 @@ const PAGE: usize = 256;
 
 /// What became of one entry.
 enum Fate {
-    /// With the attributes that a directory had.
-    Removed(Ino, Option<Attr>),
+    /// With the attributes that it had.
+    Removed(Ino, Attr),
     Kept(Ino),
     /// There was no such entry, or the backing store isn't known to have had it.
     Untouched,
@@ -34,12 +34,11 @@ struct Level {
 }
 
 impl Vanished {
-    fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino)) {
+    fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino, &Attr)) {
         match fate {
-            Fate::Removed(ino, directory) => {
+            Fate::Removed(ino, attr) => {
                 self.removed += 1;
-                self.directories.extend(directory.map(|attr| (ino, attr)));
-                removed(ino);
+                removed(ino, &attr);
             }
             Fate::Kept(ino) => self.kept.push(ino),
             Fate::Untouched => {}
@@ -53,7 +52,8 @@ impl MetaStore {
     /// that it is written again. So is a directory that may stand elsewhere, for a worker has only
     /// claimed this name, with all below it. So has a file of which `unsettled` says that there are bytes which
     /// its record does not speak of yet: it counts as dirty from then on. It is asked with the inode
-    /// locked. `removed` is called for each inode removed. Nothing happens if the name has come to
+    /// locked. `removed` is called for each inode removed, with
+    /// the attributes that it had: programs may be in a directory, or have a file open. Nothing happens if the name has come to
     /// mean another inode meanwhile.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl MetaStore {
         expected: Ino,
         now: Timestamp,
         unsettled: &dyn Fn(Ino) -> bool,
-        removed: &mut dyn FnMut(Ino),
+        removed: &mut dyn FnMut(Ino, &Attr),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let Some((ino, kind)) = self.find(dir, name)? else { return Ok(result) };
@@ -100,7 +100,7 @@ impl MetaStore {
         dir: Ino,
         now: Timestamp,
         unsettled: &dyn Fn(Ino) -> bool,
-        removed: &mut dyn FnMut(Ino),
+        removed: &mut dyn FnMut(Ino, &Attr),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let mut settle = |fate| result.note(fate, removed);
@@ -202,14 +202,14 @@ impl MetaStore {
             record.queued = None;
         }
         let gone = record.links.is_empty();
-        let directory = (kind == FileKind::Directory).then(|| record.attr.clone());
+        let attr = record.attr.clone();
         draft.change_entry(dir, name, (ino, kind), None);
         draft.edit(dir)?.entries_changed_by_others(now);
         if kind == FileKind::Directory {
             draft.add_subdirs(dir, -1)?;
         }
         draft.commit()?;
-        Ok(if gone { Fate::Removed(ino, directory) } else { Fate::Untouched })
+        Ok(if gone { Fate::Removed(ino, attr) } else { Fate::Untouched })
     }
 }
 

@@ -637,6 +637,12 @@ impl Residency {
         self.files.peek(ino).is_some_and(|file| file.is_open())
     }
 
+    /// Whether a program has opened `ino` and not closed it yet; one that is about to open it does not
+    /// count.
+    pub(crate) fn is_held(&self, ino: Ino) -> bool {
+        self.files.peek(ino).is_some_and(|file| file.opens.lock().count > 0)
+    }
+
     /// The file is removed and nobody uses it: drops all its bytes. Those that the backing store lacks
     /// go when the namespace has forgotten the file durably, for after a power cut it would be there
     /// without them.
