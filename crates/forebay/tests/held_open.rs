@@ -422,8 +422,8 @@ fn bytes_stored_through_a_mapping_when_data_is_sought_then_they_are_no_hole() {
 
 /// A large file is open, the beginning of it was read, and others put a small one in its place, or take it
 /// away. What of the file is read then: all of it, or an error. The name shows what is there.
-fn held_while_others_replace_it(passthrough: &str, timeout: &str, deed: Deed) {
-    let what = format!("{deed:?}, passthrough {passthrough}, {timeout}");
+fn held_while_others_replace_it(passthrough: &str, timeout: &str, deed: Deed, by_upgrade: bool) {
+    let what = format!("{deed:?}, passthrough {passthrough}, {timeout}, upgrade: {by_upgrade}");
     let site = Site::new();
     fs::create_dir(site.path("backing/dir")).unwrap();
     let old = b"what was opened ".repeat(768 << 10);
@@ -440,6 +440,10 @@ fn held_while_others_replace_it(passthrough: &str, timeout: &str, deed: Deed) {
     }
     let _may_be_gone = fs::metadata(&path);
     let _may_be_gone = fs::read_dir(site.path("mnt/dir")).map(Iterator::count);
+    if by_upgrade {
+        let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+        assert_eq!(code, 0, "{what}: {text}");
+    }
     let found = fs::read(&path);
     match deed.leaves_theirs() {
         true => assert!(found.unwrap() == THEIRS, "{what}"),
@@ -447,8 +451,10 @@ fn held_while_others_replace_it(passthrough: &str, timeout: &str, deed: Deed) {
     }
     let is_stale = |error: std::io::Error| error.raw_os_error() == Some(libc::ESTALE);
     for at in (0..old.len()).step_by(buffer.len()) {
-        file.read_exact_at(&mut buffer, at as u64).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(buffer == old[at..][..buffer.len()], "{what}: at {at}");
+        match file.read_exact_at(&mut buffer, at as u64) {
+            Ok(()) => assert!(buffer == old[at..][..buffer.len()], "{what}: at {at}"),
+            Err(error) => assert!(by_upgrade && is_stale(error), "{what}: at {at}"),
+        }
     }
     assert_eq!(file.metadata().unwrap().len(), old.len() as u64, "{what}");
     assert!(file.write_at(b"into theirs", 0).is_err_and(is_stale), "{what}");
@@ -468,8 +474,8 @@ fn open_file_when_others_put_another_in_its_place_below_then_it_is_none_of_their
         for passthrough in ["off", "readwrite"] {
             scope.spawn(move || {
                 for deed in [Deed::Replace, Deed::Remove, Deed::Rename] {
-                    for timeout in ["0s", "1s"] {
-                        held_while_others_replace_it(passthrough, timeout, deed);
+                    for (timeout, by_upgrade) in [("0s", false), ("1s", false), ("1s", true)] {
+                        held_while_others_replace_it(passthrough, timeout, deed, by_upgrade);
                     }
                 }
             });
