@@ -6,7 +6,7 @@ mod site;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -418,4 +418,67 @@ fn bytes_stored_through_a_mapping_when_data_is_sought_then_they_are_no_hole() {
         assert!(wait_for(Duration::from_secs(10), has_holes), "{more:?}");
         site.umount();
     }
+}
+
+/// A large file is open, the beginning of it was read, and others put a small one in its place, or take it
+/// away. What of the file is read then: all of it, or an error. The name shows what is there.
+fn held_while_others_replace_it(passthrough: &str, timeout: &str, deed: Deed, by_upgrade: bool) {
+    let what = format!("{deed:?}, passthrough {passthrough}, {timeout}, upgrade: {by_upgrade}");
+    let site = Site::new();
+    fs::create_dir(site.path("backing/dir")).unwrap();
+    let old = b"what was opened ".repeat(768 << 10);
+    fs::write(site.path("backing/dir/file"), &old).unwrap();
+    site.mount(&["--passthrough", passthrough, "--attr-timeout", timeout]);
+    let path = site.path("mnt/dir/file");
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let mut buffer = vec![0; 256 << 10];
+    file.read_exact_at(&mut buffer, 0).unwrap();
+    deed.is_done_to(&site.path("backing/dir"));
+    if timeout != "0s" {
+        // Nothing else looks for as long as this.
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+    let _may_be_gone = fs::metadata(&path);
+    let _may_be_gone = fs::read_dir(site.path("mnt/dir")).map(Iterator::count);
+    if by_upgrade {
+        let (code, text) = site.run(&["upgrade", &site.text("mnt")]);
+        assert_eq!(code, 0, "{what}: {text}");
+    }
+    let found = fs::read(&path);
+    match deed.leaves_theirs() {
+        true => assert!(found.unwrap() == THEIRS, "{what}"),
+        false => assert!(found.is_err(), "{what}"),
+    }
+    let is_stale = |error: std::io::Error| error.raw_os_error() == Some(libc::ESTALE);
+    for at in (0..old.len()).step_by(buffer.len()) {
+        match file.read_exact_at(&mut buffer, at as u64) {
+            Ok(()) => assert!(buffer == old[at..][..buffer.len()], "{what}: at {at}"),
+            Err(error) => assert!(by_upgrade && is_stale(error), "{what}: at {at}"),
+        }
+    }
+    assert_eq!(file.metadata().unwrap().len(), old.len() as u64, "{what}");
+    assert!(file.write_at(b"into theirs", 0).is_err_and(is_stale), "{what}");
+    drop(file);
+    site.umount();
+    let found = fs::read(site.path("backing/dir/file")).ok();
+    assert_eq!(found.as_deref(), deed.leaves_theirs().then_some(THEIRS), "{what}");
+    assert!(!site.left_in_backing().iter().any(|name| name.contains("conflict")), "{what}");
+}
+
+#[test]
+fn open_file_when_others_put_another_in_its_place_below_then_it_is_none_of_theirs() {
+    if !can_mount() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for passthrough in ["off", "readwrite"] {
+            scope.spawn(move || {
+                for deed in [Deed::Replace, Deed::Remove, Deed::Rename] {
+                    for (timeout, by_upgrade) in [("0s", false), ("1s", false), ("1s", true)] {
+                        held_while_others_replace_it(passthrough, timeout, deed, by_upgrade);
+                    }
+                }
+            });
+        }
+    });
 }

@@ -319,7 +319,7 @@ fn file_with_unsettled_bytes_when_others_change_or_remove_it_then_kept_and_dirty
     let refreshed = store.refresh(open, &changed, &unsettled).unwrap();
     assert!(matches!(refreshed, Refreshed::Conflict(_)));
     let bytes = |ino| if ino == open { BytesHere::Unsettled } else { BytesHere::AsRecorded };
-    let result = store.vanished(ROOT, b"d", dir, LATER, &bytes, &mut |_| ()).unwrap();
+    let result = store.vanished(ROOT, b"d", dir, LATER, &bytes, &mut |_, _| ()).unwrap();
     assert_eq!((result.removed, &result.kept[..]), (1, &[open, dir][..]));
     let kept = store.get(open).unwrap();
     assert!(kept.is_dirty() && kept.queued.is_some() && kept.backing.links.is_empty());
@@ -342,7 +342,7 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     // Nothing pending: all goes.
     let fresh = create(&store, dir, "fresh").ino;
     let result = store
-        .vanished(ROOT, b"d", dir, LATER, &|_| BytesHere::AsRecorded, &mut |ino| gone.push(ino))
+        .vanished(ROOT, b"d", dir, LATER, &|_| BytesHere::AsRecorded, &mut |ino, _| gone.push(ino))
         .unwrap();
     assert_eq!((result.removed, gone.len()), (602, 602));
     assert_eq!(result.kept, [fresh, dir]);
@@ -352,20 +352,22 @@ fn vanished_directory_then_takes_clean_files_along_and_keeps_pending_ones() {
     clean(&store);
     // A name that means another inode by now is not the one that vanished.
     assert_eq!(
-        store.vanished(ROOT, b"d", fresh, LATER, &|_| BytesHere::AsRecorded, &mut |_| ()).unwrap(),
+        store
+            .vanished(ROOT, b"d", fresh, LATER, &|_| BytesHere::AsRecorded, &mut |_, _| ())
+            .unwrap(),
         Vanished::default()
     );
     // A name the backing store never had can't vanish.
     assert_eq!(
         store
-            .vanished(dir, b"fresh", fresh, LATER, &|_| BytesHere::AsRecorded, &mut |_| ())
+            .vanished(dir, b"fresh", fresh, LATER, &|_| BytesHere::AsRecorded, &mut |_, _| ())
             .unwrap()
             .removed,
         0
     );
     reconcile_all(&store);
     let result =
-        store.vanished(ROOT, b"d", dir, LATER, &|_| BytesHere::AsRecorded, &mut |_| ()).unwrap();
+        store.vanished(ROOT, b"d", dir, LATER, &|_| BytesHere::AsRecorded, &mut |_, _| ()).unwrap();
     assert_eq!((result.removed, result.kept.len()), (2, 0));
     assert_eq!(store.counts().inodes, 1);
     clean(&store);
@@ -392,7 +394,7 @@ fn vanished_directory_when_another_is_only_claimed_to_be_in_it_then_that_keeps_w
     store.claim(plain, &Link::new(to, *b"plain")).unwrap();
     let bytes = |_| BytesHere::AsRecorded;
     for (dir, name, ino) in [(to, "moved", moved), (ROOT, "to", to)] {
-        let result = store.vanished(dir, name.as_bytes(), ino, LATER, &bytes, &mut |_| ());
+        let result = store.vanished(dir, name.as_bytes(), ino, LATER, &bytes, &mut |_, _| ());
         let result = result.unwrap();
         assert_eq!(result.removed, 0);
         assert!(result.kept.contains(&moved), "{name}: {:?}", result.kept);

@@ -562,12 +562,12 @@ fn large_directory_of_the_backing_store_when_imported_then_is_split_before() {
     // What others removed goes from every bucket.
     let sub = store.lookup(dir, b"f50").unwrap().unwrap().ino;
     let gone =
-        store.vanished(dir, b"f50", sub, NOW, &|_| BytesHere::AsRecorded, &mut |_| {}).unwrap();
+        store.vanished(dir, b"f50", sub, NOW, &|_| BytesHere::AsRecorded, &mut |_, _| {}).unwrap();
     assert_eq!(gone.removed, 1);
     let plain = store.lookup(dir, b"f51").unwrap().unwrap().ino;
     assert_eq!(
         store
-            .vanished(dir, b"f51", plain, NOW, &|_| BytesHere::AsRecorded, &mut |_| {})
+            .vanished(dir, b"f51", plain, NOW, &|_| BytesHere::AsRecorded, &mut |_, _| {})
             .unwrap()
             .removed,
         1

@@ -78,11 +78,11 @@ fn file_that_is_as_it_was_published_when_others_remove_it_then_goes_though_its_r
         .rename(NameIn::new(ROOT, b"renamed"), NameIn::new(ROOT, b"new"), flags, LATER, &|_| false)
         .unwrap();
     let bytes = |_| BytesHere::AsPublished;
-    let gone = store.vanished(ROOT, b"goes", goes, LATER, &bytes, &mut |_| ()).unwrap();
+    let gone = store.vanished(ROOT, b"goes", goes, LATER, &bytes, &mut |_, _| ()).unwrap();
     assert_eq!((gone.removed, gone.kept.len()), (1, 0));
     store.claim(renamed, &Link::new(ROOT, *b"new")).unwrap();
     // It has a name that the backing store has not seen yet.
-    let kept = store.vanished(ROOT, b"new", renamed, LATER, &bytes, &mut |_| ()).unwrap();
+    let kept = store.vanished(ROOT, b"new", renamed, LATER, &bytes, &mut |_, _| ()).unwrap();
     assert_eq!((kept.removed, &kept.kept[..]), (0, &[renamed][..]));
     assert!(store.get(renamed).unwrap().is_dirty());
     clean(&store);

@@ -238,7 +238,7 @@ impl AboveWriteback for Upper {
         }
     }
 
-    fn directory_vanished(&self, ino: Ino, attr: Attr) {
+    fn has_vanished(&self, ino: Ino, attr: Attr) {
         if let Ok(node) = self.node() {
             node.remember_removed(ino, attr);
         }

@@ -4,12 +4,12 @@
 mod rig;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, WritebackPolicy};
+use forebay_node::{Ino, SetAttr, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Verdict};
-use rig::{CONTEXT, MIB, Rig};
+use rig::{CONTEXT, MIB, Rig, noise};
 
 fn rig(by: Arc<dyn Interceptor>) -> Rig {
     Rig::new(&[4 * MIB], by, |config| config.writeback = WritebackPolicy::OnEviction)
@@ -102,4 +102,123 @@ fn names_of_a_file_when_there_are_many_then_one_more_is_written_back_as_with_few
     let (few, many) = (cost(10), cost(1000));
     // The root may be listed in the background.
     assert!(many <= few + few / 4, "{many} operations with a thousand names, {few} with ten");
+}
+
+/// A backing store that is full from some moment on: what is there can be cut and removed.
+#[derive(Default)]
+struct Full(AtomicBool);
+
+impl Interceptor for Full {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
+        let needs_room = match operation {
+            Operation::Write => bytes > 0,
+            Operation::Create | Operation::Map | Operation::Commit => true,
+            _ => false,
+        };
+        match needs_room && self.0.load(Ordering::Relaxed) {
+            true => Verdict::Fail(libc::ENOSPC),
+            false => Verdict::Pass,
+        }
+    }
+}
+
+fn cut(size: u64) -> SetAttr {
+    SetAttr { size: Some(size), ..SetAttr::default() }
+}
+
+#[test]
+fn file_in_a_full_store_when_made_shorter_while_the_tiers_are_full_then_it_is_and_gives_room_back()
+{
+    for is_open in [false, true] {
+        for second_name in [false, true] {
+            let what = format!("open: {is_open}, two names: {second_name}");
+            let full = Arc::new(Full::default());
+            let mut rig = Rig::new(&[MIB], full.clone(), |config| {
+                config.writeback = WritebackPolicy::OnEviction;
+                config.attr_timeout = Duration::ZERO;
+            });
+            let mut old = noise(1, 600_000);
+            std::fs::write(rig.backing().join("file"), &old).unwrap();
+            if second_name {
+                std::fs::hard_link(rig.backing().join("file"), rig.backing().join("other"))
+                    .unwrap();
+            }
+            let ino = rig.ino("file");
+            full.0.store(true, Ordering::Relaxed);
+            let fill = rig.create("fill");
+            let mut at = 0;
+            while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
+                at += written as u64;
+            }
+            let fh = is_open.then(|| rig.open("file", libc::O_RDWR));
+            if let Some(fh) = fh {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                // The second one goes beyond the end.
+                for (at, len) in [(100_000, 50_000), (590_000, 50_000)] {
+                    rig.node().fallocate(&CONTEXT, fh, at, len, mode).unwrap();
+                    let (from, to) = (at as usize, (at + len).min(600_000) as usize);
+                    old[from..to].fill(0);
+                    assert!(rig.plain("file") == old && rig.read_all(fh) == old, "{what}");
+                }
+            }
+            for size in [300_000, 4096, 1] {
+                let set = rig.node().setattr(&CONTEXT, ino, &cut(size));
+                let found = set.unwrap_or_else(|error| panic!("to {size}: {error}, {what}"));
+                assert_eq!(found.attr.size, size, "{what}");
+                let size = usize::try_from(size).unwrap();
+                assert!(rig.plain("file") == old[..size], "it gives its room back: {what}");
+                assert!(rig.get("file") == old[..size], "{what}");
+                if let Some(fh) = fh {
+                    assert!(rig.read_all(fh) == old[..size], "{what}");
+                }
+            }
+            // Longer ones need room.
+            assert!(rig.node().setattr(&CONTEXT, ino, &cut(700_000)).is_err(), "{what}");
+            assert_eq!(rig.size("file"), 1, "{what}");
+            fh.into_iter().chain([fill]).for_each(|fh| rig.node().release(fh));
+            rig.crash();
+            rig.start();
+            assert!(rig.get("file") == old[..1], "{what}");
+            full.0.store(false, Ordering::Relaxed);
+            rig.drain();
+            assert!(rig.plain("file") == old[..1], "{what}");
+            if second_name {
+                assert!(rig.plain("other") == old[..1] && rig.get("other") == old[..1], "{what}");
+            }
+            assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn file_in_a_full_store_when_others_changed_it_before_it_is_made_shorter_then_theirs_is() {
+    for in_place in [false, true] {
+        let full = Arc::new(Full::default());
+        let rig = Rig::new(&[MIB], full.clone(), |config| {
+            config.writeback = WritebackPolicy::OnEviction;
+            // Nobody looks by himself.
+            config.attr_timeout = Duration::from_secs(3600);
+        });
+        std::fs::write(rig.backing().join("file"), noise(1, 600_000)).unwrap();
+        let ino = rig.ino("file");
+        full.0.store(true, Ordering::Relaxed);
+        let fill = rig.create("fill");
+        let mut at = 0;
+        while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
+            at += written as u64;
+        }
+        let theirs = noise(2, 500_000);
+        let to = if in_place { "file" } else { "new" };
+        std::fs::write(rig.backing().join(to), &theirs).unwrap();
+        if !in_place {
+            std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
+        }
+        let set = rig.node().setattr(&CONTEXT, ino, &cut(100_000));
+        assert_eq!(set.expect("it is cut").attr.size, 100_000, "in place: {in_place}");
+        assert!(rig.plain("file") == theirs[..100_000], "in place: {in_place}");
+        assert!(rig.get("file") == theirs[..100_000], "in place: {in_place}");
+        rig.node().release(fill);
+        full.0.store(false, Ordering::Relaxed);
+        rig.drain();
+    }
 }

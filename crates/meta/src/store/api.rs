@@ -197,8 +197,6 @@ pub struct Vanished {
     /// Inodes kept, as they have changes that are not reconciled (they are in the backlog, to be
     /// written to the backing store again).
     pub kept: Vec<Ino>,
-    /// Directories removed, with the attributes that they had: programs may be in them.
-    pub directories: Vec<(Ino, Attr)>,
 }
 
 /// Sizes of the namespace.

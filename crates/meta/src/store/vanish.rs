@@ -9,8 +9,8 @@ const PAGE: usize = 256;
 
 /// What became of one entry.
 enum Fate {
-    /// With the attributes that a directory had.
-    Removed(Ino, Option<Attr>),
+    /// With the attributes that it had.
+    Removed(Ino, Attr),
     Kept(Ino),
     /// There was no such entry, or the backing store isn't known to have had it.
     Untouched,
@@ -45,12 +45,11 @@ struct Level {
 }
 
 impl Vanished {
-    fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino)) {
+    fn note(&mut self, fate: Fate, removed: &mut dyn FnMut(Ino, &Attr)) {
         match fate {
-            Fate::Removed(ino, directory) => {
+            Fate::Removed(ino, attr) => {
                 self.removed += 1;
-                self.directories.extend(directory.map(|attr| (ino, attr)));
-                removed(ino);
+                removed(ino, &attr);
             }
             Fate::Kept(ino) => self.kept.push(ino),
             Fate::Untouched => {}
@@ -62,10 +61,10 @@ impl MetaStore {
     /// The backing store no longer has `expected` under a name: removes the entry with all below
     /// that has no pending changes. What has is kept, its vanished names forgotten, and queued, so
     /// that it is written again. So is a directory that may stand elsewhere, for a worker has only
-    /// claimed this name, with all below it. So has a file of which `unsettled` says that there are bytes which
-    /// its record does not speak of yet: it counts as dirty from then on. It is asked with the inode
-    /// locked. `removed` is called for each inode removed. Nothing happens if the name has come to
-    /// mean another inode meanwhile.
+    /// claimed this name, with all below it. `bytes` says of a file what is here of it, and is asked with
+    /// the inode locked. `removed` is called for each inode removed, with the attributes that it had:
+    /// programs may be in a directory, or have a file open. Nothing happens if the name has come to mean
+    /// another inode meanwhile.
     ///
     /// # Errors
     /// If the engine fails; part of the subtree may be removed then, and it may be repeated.
@@ -76,7 +75,7 @@ impl MetaStore {
         expected: Ino,
         now: Timestamp,
         bytes: &dyn Fn(Ino) -> BytesHere,
-        removed: &mut dyn FnMut(Ino),
+        removed: &mut dyn FnMut(Ino, &Attr),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let Some((ino, kind)) = self.find(dir, name)? else { return Ok(result) };
@@ -111,7 +110,7 @@ impl MetaStore {
         dir: Ino,
         now: Timestamp,
         bytes: &dyn Fn(Ino) -> BytesHere,
-        removed: &mut dyn FnMut(Ino),
+        removed: &mut dyn FnMut(Ino, &Attr),
     ) -> Result<Vanished> {
         let mut result = Vanished::default();
         let mut settle = |fate| result.note(fate, removed);
@@ -218,14 +217,14 @@ impl MetaStore {
             record.queued = None;
         }
         let gone = record.links.is_empty();
-        let directory = (kind == FileKind::Directory).then(|| record.attr.clone());
+        let attr = record.attr.clone();
         draft.change_entry(dir, name, (ino, kind), None);
         draft.edit(dir)?.entries_changed_by_others(now);
         if kind == FileKind::Directory {
             draft.add_subdirs(dir, -1)?;
         }
         draft.commit()?;
-        Ok(if gone { Fate::Removed(ino, directory) } else { Fate::Untouched })
+        Ok(if gone { Fate::Removed(ino, attr) } else { Fate::Untouched })
     }
 }
 

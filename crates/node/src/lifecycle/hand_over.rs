@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
+use forebay_meta::Error as MetaError;
 use forebay_types::Ino;
 
 use crate::context::Context;
@@ -256,7 +257,10 @@ impl Node {
         if let Some(handle) = self.take_over_remote(&file, open)? {
             return Ok(handle);
         }
-        self.residency.load(&Context::DAEMON, &file)?;
+        match self.residency.load(&Context::DAEMON, &file) {
+            Err(NodeError::Meta(MetaError::Stale(_))) => self.residency.load_vanished(&file)?,
+            loaded => loaded?,
+        }
         let location = file.location.read();
         let mode = open.open_mode();
         let mut opens = file.opens.lock();

@@ -16,6 +16,8 @@ use crate::node::Node;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
+use crate::residency::spill::is_no_room;
+use crate::writeback::in_place::Cut;
 
 /// Bytes copied at a time between files that the kernel can't copy between.
 const PIECE: usize = 1 << 20;
@@ -128,7 +130,7 @@ impl Node {
             let mut location = self.location_to_change(context, &file, false)?;
             self.given_up.check(context)?;
             if punch || zero {
-                self.zero_range(&file, &mut location, offset..end, keep)?;
+                location = self.zero_or_punch(&file, location, offset..end, keep, punch)?;
             } else {
                 location = self.allocate_range(context, &file, location, offset..end, keep)?;
             }
@@ -140,6 +142,29 @@ impl Node {
             self.residency.settle(&file)?;
         }
         if durably { self.fsync(context, fh, false) } else { Ok(()) }
+    }
+
+    /// Makes zeros of a range; where there is no room for that, a hole in the backing store itself, if a hole
+    /// is wanted. That is not done with the file in hand: it is given back as it is then.
+    fn zero_or_punch<'a>(
+        &self,
+        file: &'a FileRef,
+        mut location: RwLockWriteGuard<'a, DataLocation>,
+        range: Range<u64>,
+        keep: bool,
+        punch: bool,
+    ) -> Result<RwLockWriteGuard<'a, DataLocation>> {
+        match self.zero_range(file, &mut location, range.clone(), keep) {
+            Ok(()) => Ok(location),
+            Err(error) if punch && is_no_room(&error) => {
+                drop(location);
+                match self.writeback.cut_below(file, &Cut::Hole(range))? {
+                    true => Ok(file.location.write()),
+                    false => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn zero_range(

@@ -18,6 +18,8 @@ use crate::requests::in_use::InUse;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
+use crate::residency::spill::is_no_room;
+use crate::writeback::in_place::Cut;
 
 impl Node {
     /// Sets the length of a file. The record follows.
@@ -44,6 +46,12 @@ impl Node {
         }
         if done.as_ref().is_err_and(|error| self.residency.may_try_again(&file, error)) {
             done = self.truncate_in_use(context, &file, record, size);
+        }
+        if done.as_ref().is_err_and(is_no_room)
+            && size > 0
+            && self.writeback.cut_below(&file, &Cut::To(size))?
+        {
+            done = Ok(());
         }
         drop(in_use);
         if !file.is_open() {

@@ -130,6 +130,18 @@ impl Residency {
         Ok(())
     }
 
+    /// As [`Residency::load`], of a file that another daemon had open when others had removed it: there is
+    /// no record of it. What is on a tier can be read, and the rest was open there alone.
+    pub(crate) fn load_vanished(&self, file: &File) -> Result<()> {
+        let mut location = file.location.write();
+        if let Some(resident) = self.residents.get(file.ino.0) {
+            location.place = self.open_place(file.ino, resident)?;
+        }
+        location.base = Underlay::backing();
+        location.loaded = true;
+        Ok(())
+    }
+
     /// The record of a file, and whether its next write takes set-id bits away as that says. A
     /// change of the mode in between counts, not what was read before it.
     fn record_for_look_up(&self, file: &File) -> Result<Arc<Record>> {
@@ -635,6 +647,12 @@ impl Residency {
     /// Whether a program has `ino` open.
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
         self.files.peek(ino).is_some_and(|file| file.is_open())
+    }
+
+    /// Whether a program has opened `ino` and not closed it yet; one that is about to open it does not
+    /// count.
+    pub(crate) fn is_held(&self, ino: Ino) -> bool {
+        self.files.peek(ino).is_some_and(|file| file.opens.lock().count > 0)
     }
 
     /// The file is removed and nobody uses it: drops all its bytes. Those that the backing store lacks

@@ -728,7 +728,7 @@ pub(crate) fn noted_inode(note: &[u8]) -> Option<Fingerprint> {
 }
 
 /// Whether a tier has no room.
-fn is_no_room(error: &NodeError) -> bool {
+pub(crate) fn is_no_room(error: &NodeError) -> bool {
     matches!(error, NodeError::Store(error) if no_room(error))
 }
 

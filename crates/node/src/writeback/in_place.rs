@@ -5,13 +5,23 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
+use forebay_meta::{Queue, Record};
+use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Permit, Priority};
-use forebay_store::{BackingFile, Bytes, StoreError};
+use forebay_store::{BackingFile, Bytes, ErrorClass, StoreError};
 
 use super::Writeback;
 use super::seams::WorkRights;
+use crate::clock;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
+use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::files::FileRef;
+
+/// How long whoever cuts a file waits for a worker that is at it.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A node's right to change the backing store.
 struct MayChange(Arc<dyn WorkRights>);
@@ -45,5 +55,72 @@ impl Writeback {
             }
             copied => Ok(copied.map(drop)?),
         }
+    }
+}
+
+/// What needs no room, and gives some back.
+pub(crate) enum Cut {
+    /// The file gets this length.
+    To(u64),
+    /// A hole within the file.
+    Hole(Range<u64>),
+}
+
+impl Writeback {
+    /// Cuts a file in the backing store itself, for lack of room for anything else: no tier can take an object
+    /// of it, and the store no spill file. False if the file is not only there, or not in line with it, or if
+    /// that is no cut. A death in between leaves what others might have done, and is taken in as that.
+    ///
+    /// # Errors
+    /// What the backing store and the namespace say; `ESTALE` if others have changed the file.
+    pub(crate) fn cut_below(&self, file: &FileRef, cut: &Cut) -> Result<bool> {
+        let Some(_owned) = self.own(file.ino, WORKER_TIMEOUT) else { return Ok(false) };
+        let mut location = file.location.write();
+        let record = self.meta.get(file.ino)?;
+        let cuts = match cut {
+            Cut::To(size) => *size < record.attr.size,
+            Cut::Hole(range) => range.start < range.end.min(record.attr.size),
+        };
+        if !cuts || !self.is_below_alone(&location, &record) {
+            return Ok(false);
+        }
+        let below = self.open_backing(&record, Access::ReadWrite)?;
+        self.residency.check_version(file.ino, &*below)?;
+        self.rights.may_change_store()?;
+        file.count_write();
+        fail_at!("node.truncate.before_cut_below");
+        let done = match cut {
+            Cut::To(size) => below.set_len(*size),
+            Cut::Hole(range) => {
+                below.punch(range.start, range.end.min(record.attr.size) - range.start)
+            }
+        };
+        match done {
+            Err(error) if error.class() == ErrorClass::Unsupported => return Ok(false),
+            done => done?,
+        }
+        fail_at!("node.truncate.cut_below");
+        // A sync of the file has nothing else to write.
+        below.sync(false)?;
+        let found = below.stat()?;
+        self.meta.update(file.ino, Some(clock::wall_time()), |record| {
+            record.attr.size = found.size;
+            record.attr.mtime = found.mtime;
+            record.backing.fingerprint = Some(found.fingerprint());
+            Queue::No
+        })?;
+        location.base = Underlay::backing();
+        Ok(true)
+    }
+
+    /// Whether a file is in the backing store, and no byte of it elsewhere.
+    fn is_below_alone(&self, location: &DataLocation, record: &Record) -> bool {
+        location.place.is_none()
+            && matches!(location.base, Underlay::Backing(_))
+            && !self.residency.is_unsettled(record.ino)
+            && !record.differs()
+            && !record.links.is_empty()
+            && record.backing.fingerprint.is_some_and(|known| known.size == record.attr.size)
+            && !self.residency.peers.is_clustered()
     }
 }

@@ -24,7 +24,7 @@ use crate::residency::Residency;
 pub(crate) mod file;
 pub(crate) mod flush;
 pub(crate) mod import;
-mod in_place;
+pub(crate) mod in_place;
 pub(crate) mod parked;
 pub(crate) mod published_open;
 pub(crate) mod reconcile;

@@ -66,8 +66,8 @@ pub(crate) trait AboveWriteback: Send + Sync {
     /// Lets go at once of the files that others have replaced and somebody may still ask for.
     fn let_go_of_replaced(&self);
 
-    /// Others have removed a directory, in which programs may be.
-    fn directory_vanished(&self, ino: Ino, attr: Attr);
+    /// Others have removed an inode that programs may be in, or have open.
+    fn has_vanished(&self, ino: Ino, attr: Attr);
 
     /// Asks the backing store how much room it has.
     fn refresh_statfs(&self);

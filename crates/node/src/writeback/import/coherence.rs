@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_meta::{BytesHere, Error as MetaError, Found, Link, Record, Refreshed, Vanished};
+use forebay_meta::{Attr, BytesHere, Error as MetaError, Found, Link, Record, Refreshed, Vanished};
 use forebay_store::{BackingFile, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
@@ -286,10 +286,13 @@ impl Writeback {
         let ino = record.ino;
         // The kernel keeps which device it is for as long as the inode lives.
         let is_special = matches!(record.attr.kind, FileKind::BlockDevice | FileKind::CharDevice);
+        // To whoever has a file open it stays the one that was opened. What was written to it here is kept
+        // beside theirs by its write-back.
+        let stays = || self.residency.is_held(ino) && !self.residency.is_unsettled(ino);
         let known = record.backing.fingerprint;
         let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint))
             && !self.residency.peers.is_clustered();
-        if found.attr.kind != record.attr.kind || is_special && is_another {
+        if found.attr.kind != record.attr.kind || is_another && (is_special || stays()) {
             // Another object of the same name: the old one is gone.
             if let Some(link) = record.links.first() {
                 self.take_away(link, ino)?;
@@ -336,10 +339,9 @@ impl Writeback {
         let (dir, name) = (link.parent, &link.name);
         let mut removed = Vec::new();
         let bytes = self.bytes_of_those_gone(ino)?;
-        let vanished =
-            self.meta.vanished(dir, name, ino, self.time_of_change(dir), &bytes, &mut |ino| {
-                removed.push(ino);
-            })?;
+        let now = self.time_of_change(dir);
+        let mut note = |ino, attr: &Attr| self.note_vanished(&mut removed, ino, attr);
+        let vanished = self.meta.vanished(dir, name, ino, now, &bytes, &mut note)?;
         self.after_vanishing(removed, vanished)?;
         self.forget_name(link.parent, &link.name);
         Ok(())
@@ -368,24 +370,36 @@ impl Writeback {
         let mut removed = Vec::new();
         let bytes = self.bytes_of_those_gone(dir)?;
         let now = clock::wall_time();
-        let vanished = self.meta.emptied(dir, now, &bytes, &mut |ino| removed.push(ino))?;
+        let mut note = |ino, attr: &Attr| self.note_vanished(&mut removed, ino, attr);
+        let vanished = self.meta.emptied(dir, now, &bytes, &mut note)?;
         self.after_vanishing(removed, vanished)?;
         self.drop_handle(dir);
         self.residency.forget_object(dir, true);
         Ok(())
     }
 
-    fn after_vanishing(&self, removed: Vec<Ino>, vanished: Vanished) -> Result<()> {
-        for (ino, attr) in vanished.directories {
-            self.above.directory_vanished(ino, attr);
+    /// An inode has gone. What is asked for its attributes by those who are in it, or have it open, is
+    /// answered from memory.
+    fn note_vanished(&self, removed: &mut Vec<Ino>, ino: Ino, attr: &Attr) {
+        removed.push(ino);
+        if attr.kind == FileKind::Directory || self.residency.is_held(ino) {
+            self.above.has_vanished(ino, attr.clone());
         }
+    }
+
+    fn after_vanishing(&self, removed: Vec<Ino>, vanished: Vanished) -> Result<()> {
         for ino in removed {
             self.reconciler.published_open.let_go(ino);
             self.drop_handle(ino);
             self.imports.directories.expire(ino);
             self.imports.files.expire(ino);
-            self.copy_is_stale(ino);
-            self.residency.forget_object(ino, true);
+            // Who has a file open keeps what is here of it, and what is open below, until its last close,
+            // which discards it.
+            let is_held = self.residency.is_held(ino);
+            if !is_held {
+                self.copy_is_stale(ino);
+            }
+            self.residency.forget_object(ino, !is_held);
         }
         for ino in vanished.kept {
             self.drop_handle(ino);
