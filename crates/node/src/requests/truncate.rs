@@ -203,8 +203,9 @@ impl Node {
         };
         let put_back = self.meta.update(before.ino, None, |record| {
             record.attr.size = len.unwrap_or(before.attr.size);
-            if dirty || before.is_dirty() {
-                record.mark_dirty();
+            match dirty || before.is_dirty() {
+                true => record.mark_dirty(),
+                false => record.mark_clean(),
             }
             Queue::Yes
         });
