@@ -18,20 +18,21 @@
 #   daemon    our library on that mount, pages in the memory of its daemon
 #
 # Stores: `throttled`, a loop device of bench/slowdisk.sh (100 MB/s, 200 operations a second) where each write is on the
-# disk before it is done, as at a server (mount option `sync`); `local`, the directory WORK_DIR. The mount's tier is in
-# WORK_DIR. The kernel's cache is dropped before each program. MB/s are bytes of all processes, read and written, by the
+# disk before it is done, as at a server (mount option `sync`), and the kernel keeps what was read; `remote`, a file
+# system in memory that stands for a server far away, with one such disk, of whose files the kernel keeps nothing
+# (fusewire's example `ramfs`, 1 GiB at most); `local`, the directory WORK_DIR. The mount's tier is in WORK_DIR. The window's file is dropped from the kernel's cache first. MB/s are bytes of all processes, read and written, by the
 # seconds from open to the end of close; each program then verifies every byte of its file. A program that fails, or
 # finds a wrong byte, fails the script when the rest is measured.
 #
-# Environment: ROUNDS (3), STORES ("throttled local"), MPIS ("mpich openmpi"), SUBJECTS (all of them), RANKS ("4 9" for
+# Environment: ROUNDS (3), STORES ("throttled remote local"), MPIS ("mpich openmpi"), SUBJECTS (all of them), RANKS ("4 9" for
 # btio; the others have 4, or RANKS_OTHER), WINDOW_MIB (32), WINDOW_PAGE_KIB (256), LIMIT_S (600, for one program),
 # WORK_DIR (a new directory in /var/tmp), SLOW_MIB (4096), SKIP_BUILD, and SLOW_BPS and SLOW_IOPS of bench/slowdisk.sh.
-# Results: bench/results/mpiio-STORE.csv, .json and .svg. `throttled` needs root, `mount` and `daemon` need /dev/fuse.
+# Results: bench/results/mpiio-STORE.csv, .json and .svg. `throttled` needs root; `remote`, `mount` and `daemon` need /dev/fuse.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 
 ROUNDS=${ROUNDS:-3}
-STORES=${STORES:-throttled local}
+STORES=${STORES:-throttled remote local}
 MPIS=${MPIS:-mpich openmpi}
 SUBJECTS=${SUBJECTS:-native atomic locks paper forebay mount daemon}
 RANKS=${RANKS:-4 9}
@@ -49,8 +50,13 @@ for name in "$@"; do
     case $name in window | btio-[wab] | flash-8 | flash-16) ;; *) sed -n '2,36s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 done
 
-MOUNTS=("$DIR/mnt") DISKS=("$DIR/slow") DIRS=("$DIR")
+MOUNTS=("$DIR/mnt" "$DIR/remote") DISKS=("$DIR/slow") DIRS=("$DIR")
 failed=0
+JOB=
+# A job that is running still has files open on what goes away. `timeout` hands the signal on.
+stop() {
+    [ -z "$JOB" ] || { kill "$JOB" 2>/dev/null && wait "$JOB" 2>/dev/null; } || true
+}
 
 # --- What is run
 
@@ -72,7 +78,7 @@ prepare() {
     need h5pcc.openmpi libhdf5-openmpi-dev
     need fusermount3 fuse3
     build
-    [ -n "${SKIP_BUILD:-}" ] || make -s -C "$ROOT" mpiio
+    [ -n "${SKIP_BUILD:-}" ] || (cd "$ROOT" && make -s mpiio && cargo build --release -p fusewire --example ramfs)
     mkdir -p "$PROGRAMS" "$FOREBAY_RUNTIME_DIR" "$RESULTS"
     for mpi in $MPIS; do
         compile "$mpi"
@@ -93,9 +99,9 @@ words() { # workload
     esac
 }
 
-# Runs a program on a directory, prints MB/s.
+# Runs a program on a directory. VALUE is MB/s.
 run() { # mpi subject workload ranks
-    local mpi=$1 subject=$2 ranks=$4 mode=plain preload= more=() place=$STORE printed program sizes
+    local mpi=$1 subject=$2 ranks=$4 mode=plain preload= more=() place=$STORE code=0 program sizes
     read -r program sizes <<<"$(words "$3")"
     [ "$mpi" != mpich ] || preload=$PROGRAMS/yield.so
     case $subject in
@@ -105,18 +111,23 @@ run() { # mpi subject workload ranks
     esac
     case $subject in paper | forebay | daemon) preload+=" $TARGET/release/libforebay_mpiio_$mpi.so" ;; esac
     rm -f "$place/file"
-    drop_caches
     local options=(-n "$ranks")
     [ "$mpi" != openmpi ] || options+=(--oversubscribe)
     # shellcheck disable=SC2086
-    if ! printed=$(timeout -k 10 "$LIMIT_S" "mpirun.$mpi" "${options[@]}" env LD_PRELOAD="$preload" "${more[@]}" \
-        FOREBAY_MPIIO_STATS=1 "$PROGRAMS/$program-$mpi" "$place/file" "$mode" $sizes 2>"$DIR/said" </dev/null); then
+    timeout -k 10 "$LIMIT_S" "mpirun.$mpi" "${options[@]}" env LD_PRELOAD="$preload" "${more[@]}" \
+        FOREBAY_MPIIO_STATS=1 "$PROGRAMS/$program-$mpi" "$place/file" "$mode" $sizes \
+        >"$DIR/printed" 2>"$DIR/said" </dev/null &
+    JOB=$!
+    wait "$JOB" || code=$?
+    JOB=
+    if [ "$code" != 0 ]; then
         say "failed: $mpi $subject $3 with $ranks: $(tail -3 "$DIR/said")"
         return 1
     fi
     through "$subject" || { say "not as it should be: $mpi $subject $3 with $ranks: $(cat "$DIR/said")"; return 1; }
     rm -f "$place/file"
-    awk 'NF == 2 && $1 > 0 { printf "%.1f", $2 / $1 / 1e6 }' <<<"$printed"
+    VALUE=$(awk 'NF == 2 && $1 > 0 { printf "%.1f", $2 / $1 / 1e6 }' "$DIR/printed")
+    [ -n "$VALUE" ] || { say "no result: $mpi $subject $3 with $ranks"; return 1; }
 }
 
 # Whether the library said what the subject stands for.
@@ -149,6 +160,13 @@ bring_up() { # store
         STORE=$("$ROOT/bench/slowdisk.sh" up "$DIR/slow" "${SLOW_MIB:-4096}")
         mount -o remount,sync "$STORE"
         ;;
+    remote)
+        STORE=$DIR/remote
+        mkdir -p "$STORE"
+        "$TARGET/release/examples/ramfs" "$STORE" $((1000000 / ${SLOW_IOPS:-200})) "${SLOW_BPS:-104857600}" >/dev/null &
+        for _ in $(seq 100); do mountpoint -q "$STORE" && break; sleep 0.1; done
+        mountpoint -q "$STORE" || { say "no store $1"; exit 5; }
+        ;;
     local) STORE=$DIR/local && mkdir -p "$STORE" ;;
     *) say "no store $1"; exit 2 ;;
     esac
@@ -164,21 +182,24 @@ take_down() { # store
         "$FOREBAY" umount --quiet "$DIR/mnt"
     fi
     rm -rf "$DIR/tier"
-    [ "$1" != throttled ] || "$ROOT/bench/slowdisk.sh" down "$DIR/slow"
+    case $1 in
+    throttled) "$ROOT/bench/slowdisk.sh" down "$DIR/slow" ;;
+    remote) fusermount3 -u "$STORE" ;;
+    esac
 }
 
 # All of a round: from the first subject to the last, or back.
 round_of() { # workload...
-    local workload mpi ranks subject value order=$SUBJECTS all
-    [ $((round % 2)) = 1 ] || order=$(tac -s ' ' <<<"$SUBJECTS " | tr '\n' ' ')
+    local workload mpi ranks subject order=$SUBJECTS all
+    [ $((round % 2)) = 0 ] || order=$(tac -s ' ' <<<"$SUBJECTS " | tr '\n' ' ')
     for workload in "$@"; do
         case $workload in btio-*) all=$RANKS ;; *) all=$RANKS_OTHER ;; esac
         for ranks in $all; do
             for mpi in $MPIS; do
                 for subject in $order; do
                     ! left_out "$mpi" "$subject" "$workload" || continue
-                    if value=$(run "$mpi" "$subject" "$workload" "$ranks") && [ -n "$value" ]; then
-                        echo "$workload x$ranks $mpi,$subject,MB/s,$round,$value" >>"$CSV.samples"
+                    if run "$mpi" "$subject" "$workload" "$ranks"; then
+                        echo "$workload x$ranks $mpi,$subject,MB/s,$round,$VALUE" >>"$CSV.samples"
                     else
                         failed=1
                     fi

@@ -67,17 +67,18 @@ static MPI_Datatype view(void) {
     return whole;
 }
 
+/* A layer of the cube at a time. */
 static void verify(const char *path) {
-    int64_t row = (int64_t)edge * DOUBLES;
-    double *numbers = some((size_t)row * sizeof *numbers);
+    int64_t layer = (int64_t)edge * edge * DOUBLES;
+    double *numbers = some((size_t)layer * sizeof *numbers);
     int made = open(path, O_RDONLY);
-    WANT(made >= 0 && lseek(made, 0, SEEK_END) == TIMES * row * edge * edge * 8);
+    WANT(made >= 0 && lseek(made, 0, SEEK_END) == TIMES * layer * edge * 8);
     for (int time = 0; time < TIMES; time++)
-        for (int64_t i = 0; i < (int64_t)edge * edge; i++) {
-            off_t at = (time * (int64_t)edge * edge + i) * row * 8;
-            system_read(made, numbers, (size_t)row * sizeof *numbers, at);
-            for (int64_t j = 0; j < row; j++)
-                WANT(numbers[j] == value(i * row + j, time));
+        for (int64_t i = 0; i < edge; i++) {
+            off_t at = (time * (int64_t)edge + i) * layer * 8;
+            system_read(made, numbers, (size_t)layer * sizeof *numbers, at);
+            for (int64_t j = 0; j < layer; j++)
+                WANT(numbers[j] == value(i * layer + j, time));
         }
     close(made);
     free(numbers);

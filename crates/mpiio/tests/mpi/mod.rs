@@ -77,7 +77,13 @@ const PYTHON: &str = "/usr/bin/python3";
 
 fn compiles(compiler: &str, header: &str, include: &str) -> bool {
     Command::new("sh")
-        .args(["-c", "echo \"#include <$1>\" | \"$0\" -I\"$2\" -E -x c -", compiler, header, include])
+        .args([
+            "-c",
+            "echo \"#include <$1>\" | \"$0\" -I\"$2\" -E -x c -",
+            compiler,
+            header,
+            include,
+        ])
         .output()
         .is_ok_and(|output| output.status.success())
 }
