@@ -26,7 +26,8 @@
 #
 # Environment: ROUNDS (3), STORES ("throttled remote local"), MPIS ("mpich openmpi"), SUBJECTS (all of them), RANKS ("4 9" for
 # btio; the others have 4, or RANKS_OTHER), WINDOW_MIB (32), WINDOW_PAGE_KIB (256), LIMIT_S (600, for one program),
-# WORK_DIR (a new directory in /var/tmp), SLOW_MIB (4096), SKIP_BUILD, and SLOW_BPS and SLOW_IOPS of bench/slowdisk.sh.
+# WORK_DIR (a new directory in /var/tmp), SLOW_MIB (4096), SKIP_BUILD, and SLOW_BPS and SLOW_IOPS of bench/slowdisk.sh;
+# FOREBAY_MPIIO_PAGE_SIZE and FOREBAY_MPIIO_POOL_SIZE reach the library.
 # Results: bench/results/mpiio-STORE.csv, .json and .svg. `throttled` needs root; `remote`, `mount` and `daemon` need /dev/fuse.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
@@ -47,7 +48,7 @@ export FOREBAY_RUNTIME_DIR=$DIR/run
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
 [ $# -gt 0 ] || set -- window btio-a flash-8
 for name in "$@"; do
-    case $name in window | btio-[wab] | flash-8 | flash-16) ;; *) sed -n '2,36s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+    case $name in window | btio-[wab] | flash-8 | flash-16) ;; *) sed -n '2,38s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 done
 
 MOUNTS=("$DIR/mnt" "$DIR/remote") DISKS=("$DIR/slow") DIRS=("$DIR")
