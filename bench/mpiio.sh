@@ -43,6 +43,7 @@ WINDOW_PAGE_KIB=${WINDOW_PAGE_KIB:-256}
 LIMIT_S=${LIMIT_S:-600}
 DIR=${WORK_DIR:-$(mktemp -d /var/tmp/forebay-mpiio.XXXXXX)}
 RESULTS=$ROOT/bench/results
+MOUNTS=("$DIR/mnt" "$DIR/remote") DISKS=("$DIR/slow") DIRS=("$DIR")
 PROGRAMS=$DIR/programs
 export FOREBAY_RUNTIME_DIR=$DIR/run
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
@@ -51,7 +52,6 @@ for name in "$@"; do
     case $name in window | btio-[wab] | flash-8 | flash-16) ;; *) sed -n '2,38s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 done
 
-MOUNTS=("$DIR/mnt" "$DIR/remote") DISKS=("$DIR/slow") DIRS=("$DIR")
 failed=0
 JOB=
 # A job that is running still has files open on what goes away. `timeout` hands the signal on.
