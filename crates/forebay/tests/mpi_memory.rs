@@ -79,6 +79,11 @@ fn programs_whose_pages_lie_in_the_nodes_memory_then_as_plain() {
 }
 
 #[test]
+fn files_of_hdf5_pnetcdf_and_python_in_the_nodes_memory_then_as_plain() {
+    all_on_mount(&[("hdf5.c", 4), ("pnetcdf.c", 2), ("python.py", 4)], true);
+}
+
+#[test]
 fn programs_that_an_mpi_by_itself_does_not_pass_then_the_same_with_all_settings() {
     all_on_mount(&[("atomic.c", 4), ("nonblocking.c", 4)], false);
 }

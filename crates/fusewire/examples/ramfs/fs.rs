@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use fusewire::{
-    Attr, Connection, DirectoryBuffer, Entry, FileKind, Handler, Opened, Operation, ROOT_NODE,
-    Reply, Request, SetAttributes, SetTime, Statfs, Timestamp,
+    Attr, Connection, DirectoryBuffer, Entry, FileKind, Handler, OpenOutFlags, Opened, Operation,
+    ROOT_NODE, Reply, Request, SetAttributes, SetTime, Statfs, Timestamp,
 };
 use parking_lot::Mutex;
 
@@ -21,6 +21,8 @@ const SIZE_MAX: u64 = 1 << 30;
 /// Files, directories and symbolic links, kept until unmounted.
 pub struct Ramfs {
     state: Mutex<State>,
+    /// Whether every read and write comes here: the kernel keeps no bytes of files.
+    pub direct: bool,
 }
 
 struct State {
@@ -81,7 +83,7 @@ impl Default for Ramfs {
         let body = Body::Directory(BTreeMap::new(), ROOT_NODE);
         let root = Inode { attr, body, lookups: 1, opens: 0 };
         let inodes = HashMap::from([(ROOT_NODE, root)]);
-        Self { state: Mutex::new(State { inodes, next: DOT_DOT + 1 }) }
+        Self { state: Mutex::new(State { inodes, next: DOT_DOT + 1 }), direct: false }
     }
 }
 
@@ -350,6 +352,14 @@ fn answer<T>(reply: Reply, outcome: Outcome<T>, send: impl FnOnce(Reply, T)) {
 }
 
 impl Ramfs {
+    /// What the kernel is told of an open file.
+    fn way(&self, opened: Opened) -> Opened {
+        if !self.direct {
+            return opened;
+        }
+        Opened { flags: opened.flags | OpenOutFlags::DIRECT_IO, ..opened }
+    }
+
     fn handle_names(&self, request: &Request, operation: Operation<'_>, reply: Reply) {
         let header = request.header();
         let by = Creator { parent: header.node, uid: header.uid, gid: header.gid };
@@ -377,7 +387,9 @@ impl Ramfs {
                 let body = Body::File(Vec::new());
                 let made = state.create(by, name, mode & 0o7777 | libc::S_IFREG, body);
                 let opened = made.and_then(|entry| Ok((entry, state.open(entry.node, false)?)));
-                answer(reply, opened, |reply, (entry, opened)| reply.created(&entry, &opened));
+                answer(reply, opened, |reply, (entry, opened)| {
+                    reply.created(&entry, &self.way(opened));
+                });
             }
             Operation::Unlink { name } => {
                 answer(reply, state.remove(header.node, name, false), |reply, ()| reply.ok());
@@ -414,7 +426,7 @@ impl Ramfs {
             Operation::Open { flags, .. } => {
                 let truncate = flags & libc::O_TRUNC.cast_unsigned() != 0;
                 let outcome = state.open(node, truncate);
-                answer(reply, outcome, |reply, opened| reply.open(&opened));
+                answer(reply, outcome, |reply, opened| reply.open(&self.way(opened)));
             }
             Operation::Opendir { .. } => {
                 answer(reply, state.open(node, false), |reply, opened| reply.open(&opened));

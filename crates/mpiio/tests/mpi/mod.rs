@@ -46,15 +46,53 @@ fn archive() -> PathBuf {
     newest.expect("cargo builds the static library with the tests").path()
 }
 
+/// What a program needs beside MPI.
+struct Extra {
+    /// The program that needs it.
+    program: &'static str,
+    header: &'static str,
+    /// By MPI: where the header is, the library, the package of Debian that has both.
+    of: &'static [(&'static str, [&'static str; 3])],
+}
+
+/// Debian has no PnetCDF for MPICH, and none of its Python packages is for it.
+const EXTRAS: &[Extra] = &[
+    Extra {
+        program: "hdf5.c",
+        header: "hdf5.h",
+        of: &[
+            ("mpich", ["/usr/include/hdf5/mpich", "hdf5_mpich", "libhdf5-mpich-dev"]),
+            ("openmpi", ["/usr/include/hdf5/openmpi", "hdf5_openmpi", "libhdf5-openmpi-dev"]),
+        ],
+    },
+    Extra {
+        program: "pnetcdf.c",
+        header: "pnetcdf.h",
+        of: &[("openmpi", ["/usr/include", "pnetcdf", "libpnetcdf-dev"])],
+    },
+];
+
+/// The interpreter that Debian's mpi4py is of.
+const PYTHON: &str = "/usr/bin/python3";
+
+fn compiles(compiler: &str, header: &str, include: &str) -> bool {
+    Command::new("sh")
+        .args([
+            "-c",
+            "echo \"#include <$1>\" | \"$0\" -I\"$2\" -E -x c -",
+            compiler,
+            header,
+            include,
+        ])
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
 impl Mpi {
     fn new(name: &'static str) -> Option<Self> {
         let (compiler, runner) = (command("mpicc", name), command("mpirun", name));
         // The compiler may be there without the headers.
-        let compiles = Command::new("sh")
-            .args(["-c", "echo '#include <mpi.h>' | \"$0\" -E -x c -", &compiler])
-            .output()
-            .is_ok_and(|output| output.status.success());
-        if !compiles || !is_there(&runner) {
+        if !compiles(&compiler, "mpi.h", ".") || !is_there(&runner) {
             eprintln!("skipped for {name}: no {runner}, or no {compiler} that finds mpi.h");
             return None;
         }
@@ -73,9 +111,13 @@ impl Mpi {
         Some(Self { name, library, work })
     }
 
-    /// Compiles a program. `None` if there is no compiler for it.
+    /// Compiles a program. `None` if there is no compiler for it, or no library that it needs.
     pub fn compile(&self, program: &str) -> Option<PathBuf> {
         let source = Path::new(SOURCES).join(program);
+        if program.ends_with(".py") {
+            return self.python(&source);
+        }
+        let extra = self.extra(program)?;
         let fortran = program.ends_with(".f90");
         let compiler = command(if fortran { "mpifort" } else { "mpicc" }, self.name);
         if fortran && !(is_there(&compiler) && is_there("gfortran")) {
@@ -89,8 +131,38 @@ impl Mpi {
         if !fortran {
             command.args(["-Wextra", "-Werror"]);
         }
+        command.args(extra);
         run(&mut command);
         Some(out)
+    }
+
+    /// How the compiler finds what a program needs beside MPI. `None` if it is not there, or not
+    /// made for this MPI.
+    fn extra(&self, program: &str) -> Option<Vec<String>> {
+        let Some(extra) = EXTRAS.iter().find(|it| it.program == program) else {
+            return Some(Vec::new());
+        };
+        let (_, [include, library, package]) = extra.of.iter().find(|it| it.0 == self.name)?;
+        if !compiles(&command("mpicc", self.name), extra.header, include) {
+            eprintln!("skipped for {}: {package} is not installed", self.name);
+            return None;
+        }
+        Some(vec![format!("-I{include}"), format!("-l{library}")])
+    }
+
+    /// A program in Python, which is run as it is.
+    fn python(&self, source: &Path) -> Option<PathBuf> {
+        if self.name != "openmpi" {
+            return None;
+        }
+        let imports = Command::new(PYTHON).args(["-c", "import mpi4py"]).output();
+        if !imports.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped for {}: python3-mpi4py is not installed", self.name);
+            return None;
+        }
+        let text = std::fs::read_to_string(source).unwrap();
+        assert!(text.starts_with(&format!("#!{PYTHON}\n")), "{source:?}");
+        Some(source.into())
     }
 
     /// The command that runs a program, as it is given this file.
