@@ -1,4 +1,5 @@
-//! How residency and write-back reach the cluster and the node that stand on them. Nothing is decided here.
+//! How residency and write-back reach the cluster and the node that stand on them. Nothing is decided
+//! here.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};

@@ -237,8 +237,8 @@ impl Cluster {
         }
     }
 
-    /// As [`Cluster::announce_part`], by a thread of its own if there is one: what is on its way here does
-    /// not wait for an answer that comes behind it.
+    /// As [`Cluster::announce_part`], by a thread of its own if there is one: what is on its way here
+    /// does not wait for an answer that comes behind it.
     fn announce_aside(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if shared.at_once || indexes.is_empty() {
             return;
