@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::metrics::ErrorClass;
-use forebay_node::{Context, Node, NodeError, OpenHandle, Result, Waiter};
+use forebay_node::{Cluster, Context, Node, NodeError, OpenHandle, Result, Waiter};
 use fusewire::{Connection, Handler, Header, Operation, Reply, Request};
 
 use crate::answer::Answer;
@@ -131,7 +131,7 @@ impl Front {
 
     /// Requests that wait for locks.
     pub fn waiting_for_locks(&self) -> usize {
-        self.0.node.waiting_for_locks()
+        self.0.node.cluster().map_or(0, Cluster::waiting_for_locks)
     }
 
     /// Invalidations that the kernel was not told of yet.
@@ -392,7 +392,9 @@ impl Handler for Front {
 
     fn interrupt(&self, unique: u64) {
         self.0.watch.interrupt(unique);
-        self.0.node.stop_waiting(replayed_requests::first(unique));
+        if let Some(cluster) = self.0.node.cluster() {
+            cluster.stop_waiting(replayed_requests::first(unique));
+        }
     }
 }
 

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_node::{Family, Ino, LockRequest, Mode, NodeError, Result, Span, Waited};
+use forebay_node::{Cluster, Family, Ino, LockRequest, Mode, NodeError, Result, Span, Waited};
 use fusewire::{Header, Lock, Operation, Reply, Request, opcode};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::front::FrontState;
@@ -37,8 +38,13 @@ pub fn serve(shared: &Arc<FrontState>, request: Request, reply: Reply, began: In
     }
 }
 
+/// Who has the locks; without a cluster the kernel itself.
+fn cluster(shared: &FrontState) -> Result<&Cluster> {
+    shared.node.cluster().ok_or(NodeError::Posix(Errno::NOSYS))
+}
+
 fn carry_out(shared: &Arc<FrontState>, request: &Request, reply: Reply, began: Instant) {
-    let (node, header) = (&shared.node, *request.header());
+    let header = *request.header();
     let (ino, _) = forebay_node::of_node_id(header.node);
     let followed = Followed::of(request);
     followed.scope(|| {
@@ -50,16 +56,22 @@ fn carry_out(shared: &Arc<FrontState>, request: &Request, reply: Reply, began: I
                 Operation::Setlk { fh, owner, lock, flock }
                 | Operation::Setlkw { fh, owner, lock, flock },
             ) if lock.kind == libc::F_UNLCK => {
-                node.unlock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
+                let wanted = wanted(fh, owner, lock, flock);
+                cluster(shared)
+                    .and_then(|cluster| cluster.unlock(ino, &wanted))
+                    .map(|()| Answer::Done)
             }
             Ok(Operation::Setlk { fh, owner, lock, flock }) => {
-                node.try_lock(ino, &wanted(fh, owner, lock, flock)).map(|()| Answer::Done)
+                let wanted = wanted(fh, owner, lock, flock);
+                cluster(shared)
+                    .and_then(|cluster| cluster.try_lock(ino, &wanted))
+                    .map(|()| Answer::Done)
             }
             Ok(Operation::Setlkw { fh, owner, lock, flock }) => {
                 followed.waits(began);
                 return wait(shared, request, wanted(fh, owner, lock, flock), reply, began);
             }
-            _ => Err(NodeError::Posix(rustix::io::Errno::IO)),
+            _ => Err(NodeError::Posix(Errno::IO)),
         };
         followed.ended(&outcome, began);
         shared.answer(&header, outcome, reply, began);
@@ -86,10 +98,14 @@ fn wait(
     // The kernel gives no two requests of a mount one number, and one that comes again keeps its.
     let ticket = replayed_requests::number(request);
     let (ino, _) = forebay_node::of_node_id(header.node);
-    shared.node.lock(ino, wanted, ticket, Box::new(done));
+    let cluster = match cluster(shared) {
+        Ok(cluster) => cluster,
+        Err(error) => return done(Waited::Ended(Err(error))),
+    };
+    cluster.lock(ino, wanted, ticket, Box::new(done));
     // The signal may have come before the waiter could be found.
     if interrupt.is_set() {
-        shared.node.stop_waiting(ticket);
+        cluster.stop_waiting(ticket);
     }
 }
 
@@ -106,7 +122,7 @@ fn wanted(fh: u64, owner: u64, lock: Lock, flock: bool) -> LockRequest {
 }
 
 fn find(shared: &FrontState, ino: Ino, wanted: &LockRequest, asked: Lock) -> Result<Answer> {
-    Ok(Answer::Lock(match shared.node.find_lock(ino, wanted)? {
+    Ok(Answer::Lock(match cluster(shared)?.find_lock(ino, wanted)? {
         None => Lock { kind: libc::F_UNLCK, ..asked },
         Some(found) => Lock {
             start: found.span.first,
@@ -125,7 +141,9 @@ impl Serve<'_> {
             true => Ok(()),
             false => node.flush(context, fh),
         };
-        node.unlock_all(context, self.ino(), owner)?;
+        if let Some(cluster) = node.cluster() {
+            cluster.unlock_all(context, self.ino(), owner)?;
+        }
         flushed.map(|()| Answer::Done)
     }
 }

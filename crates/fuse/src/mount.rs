@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_node::{HandOverState, Node, Passthrough};
+use forebay_node::{Cluster, HandOverState, Node, Passthrough};
 use fusewire::{
     Connection, End, Error, Features, Mount, Options, Parts, Result, RingParts, Running, Session,
     Transport,
@@ -98,7 +98,7 @@ pub fn mount(
     }
     let handed_over = HandOverState {
         generation: node.handle_generation().into(),
-        membership: node.membership(),
+        membership: node.cluster().map(Cluster::membership),
         ..HandOverState::default()
     };
     let front =
@@ -171,7 +171,8 @@ pub fn adopt(
     keeper: Option<Keeper<'_>>,
 ) -> Result<Mounted> {
     let options = transport_options(&node, options);
-    let (generation, membership) = (node.handle_generation(), node.membership());
+    let (generation, membership) =
+        (node.handle_generation(), node.cluster().map(Cluster::membership));
     let front =
         Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);

@@ -1,5 +1,5 @@
 //! Answers with names and attributes, and how long the kernel may keep them where other nodes use
-//! them, too: as long as this one alone can change them ([`forebay_node::Node::basis`]).
+//! them, too: as long as this one alone can change them ([`forebay_node::Cluster::basis`]).
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ pub struct ReplyBuilder<'a> {
 
 impl<'a> ReplyBuilder<'a> {
     pub fn new(serve: &'a Serve<'a>, ino: Ino) -> Self {
-        ReplyBuilder { serve, ino, basis: serve.node.basis(ino), behind: None }
+        let basis = serve.node.cluster().and_then(|cluster| cluster.basis(ino));
+        ReplyBuilder { serve, ino, basis, behind: None }
     }
 
     /// Somebody whom nothing is told that can be kept.
@@ -32,8 +33,8 @@ impl<'a> ReplyBuilder<'a> {
 
     /// To look also at what a name means.
     pub fn also_behind(mut self, name: &[u8]) -> Self {
-        if self.basis.is_some() {
-            self.behind = self.serve.node.lease_basis_behind(self.ino, name);
+        if let (Some(cluster), Some(_)) = (self.serve.node.cluster(), self.basis) {
+            self.behind = cluster.lease_basis_behind(self.ino, name);
         }
         self
     }
@@ -60,7 +61,8 @@ impl<'a> ReplyBuilder<'a> {
     pub fn attributes(&self, stat: &Stat) -> Answer {
         let cache_policy = self.serve.cache_policy;
         let grant = self.basis.and_then(|basis| {
-            self.serve.node.keep_attributes(basis, stat, cache_policy.attr_limit(stat))
+            let cluster = self.serve.node.cluster()?;
+            cluster.keep_attributes(basis, stat, cache_policy.attr_limit(stat))
         });
         let valid = grant
             .as_ref()
@@ -88,13 +90,14 @@ impl<'a> ReplyBuilder<'a> {
     ) -> Result<Answer> {
         let mut entries = Vec::new();
         list(&mut directory, &mut entries)?;
-        let Some(basis) = self.basis.filter(|_| !entries.is_empty()) else {
+        let basis = self.basis.filter(|_| !entries.is_empty());
+        let (Some(cluster), Some(basis)) = (self.serve.node.cluster(), basis) else {
             return Ok(Answer::Directory(directory));
         };
         let (places, mut shown): (Vec<_>, Vec<_>) =
             entries.into_iter().map(|listed| ((listed.at, listed.entry), listed.shown)).unzip();
         // The kernel takes note of all of it with the directory locked.
-        let kernel_grants = self.serve.node.keep_shown(self.ino, basis, &mut shown, false);
+        let kernel_grants = cluster.keep_shown(self.ino, basis, &mut shown, false);
         for ((at, mut entry), shown) in places.into_iter().zip(shown) {
             (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
             directory.set_entry(at, &entry);
@@ -125,12 +128,13 @@ impl<'a> ReplyBuilder<'a> {
         stat: Option<&Stat>,
         looked_up: bool,
     ) -> Vec<KernelGrant> {
-        let Some(basis) = self.basis else { return Vec::new() };
-        let node = self.serve.node;
+        let (Some(cluster), Some(basis)) = (self.serve.node.cluster(), self.basis) else {
+            return Vec::new();
+        };
         let of_attributes =
-            stat.and_then(|stat| node.ground_of_attributes(self.behind.unwrap_or(basis), stat));
+            stat.and_then(|stat| cluster.ground_of_attributes(self.behind.unwrap_or(basis), stat));
         let mut shown = [self.shown(name, stat, of_attributes)];
-        let kernel_grants = node.keep_shown(self.ino, basis, &mut shown, looked_up);
+        let kernel_grants = cluster.keep_shown(self.ino, basis, &mut shown, looked_up);
         let [shown] = shown;
         (entry.entry_valid, entry.attr_valid) = (shown.entry_valid, shown.attr_valid);
         kernel_grants

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use forebay_node::{
-    Context, FilePosition, Ino, Kernel, NameIn, NewFile, Node, NodeError, OpenMode, Opened,
-    Renaming, Result, Stat, Teller,
+    Cluster, Context, FilePosition, Ino, Kernel, NameIn, NewFile, Node, NodeError, OpenMode,
+    Opened, Renaming, Result, Stat, Teller,
 };
 use fusewire::{
     CopyRange, DirectoryBuffer, Entry, OpenInFlags, OpenOutFlags, Operation, Request, SetxattrFlags,
@@ -42,9 +42,11 @@ pub struct Serve<'a> {
 impl Serve<'_> {
     /// Does what the request asks for.
     pub fn serve(&self, operation: Operation<'_>) -> Result<Answer> {
-        if changes(&operation) {
-            self.node.may_change(&self.context)?;
-            self.tell_losses(&operation)?;
+        if let Some(cluster) = self.node.cluster()
+            && changes(&operation)
+        {
+            cluster.may_change(&self.context)?;
+            self.tell_losses(cluster, &operation)?;
         }
         if let Some(answer) = self.without_open(&operation) {
             return answer;
@@ -142,14 +144,14 @@ impl Serve<'_> {
     }
 
     /// Fails, once, if something is lost that was acknowledged of what an operation changes.
-    fn tell_losses(&self, operation: &Operation<'_>) -> Result<()> {
+    fn tell_losses(&self, cluster: &Cluster, operation: &Operation<'_>) -> Result<()> {
         let other = match operation {
             Operation::Rename { new_parent, .. } => Some(Ino(*new_parent)),
             Operation::Link { node, .. } => Some(forebay_node::of_node_id(*node).0),
             _ => None,
         };
         for ino in [Some(self.ino()), other].into_iter().flatten() {
-            self.node.tell_losses(ino, Teller::Change)?;
+            cluster.tell_losses(ino, Teller::Change)?;
         }
         Ok(())
     }
@@ -219,14 +221,18 @@ impl Serve<'_> {
         let mut renaming = Renaming::default();
         // Not before: while names are about to be moved, other nodes wait for their leases.
         let mut before = || {
-            renaming = self.node.before_rename(from, to, exchange)?;
+            if let Some(cluster) = self.node.cluster() {
+                renaming = cluster.before_rename(from, to, exchange)?;
+            }
             Ok(())
         };
         if let Err(error) = self.node.rename_once(&self.context, from, to, flags, &mut before) {
             renaming.fails();
             return Err(error);
         }
-        self.node.after_rename(&mut renaming);
+        if let Some(cluster) = self.node.cluster() {
+            cluster.after_rename(&mut renaming);
+        }
         Ok(kept(Answer::Done, renaming.kernel_grants))
     }
 
@@ -353,7 +359,9 @@ impl Serve<'_> {
             }
             Operation::Release { fh, .. } => {
                 node.release(fh);
-                node.handle_is_gone(ino, fh);
+                if let Some(cluster) = node.cluster() {
+                    cluster.handle_is_gone(ino, fh);
+                }
                 Answer::Done
             }
             Operation::Flush { fh, lock_owner } => self.close(fh, lock_owner)?,

@@ -167,31 +167,6 @@ fn renamed_directory_then_leads_to_its_old_backing_path_until_reconciled() {
 }
 
 #[test]
-fn record_changed_while_a_worker_was_at_it_then_stays_queued_with_its_differences() {
-    let store = store();
-    let ino = create(&store, ROOT, "x").ino;
-    let seen = store.get(ino).unwrap();
-    store.claim(ino, seen.links.first().unwrap()).unwrap();
-    let chmod = |record: &mut Record| {
-        record.backing.attrs_differ = true;
-        record.mark_dirty();
-        Queue::Yes
-    };
-    store.update(ino, None, chmod).unwrap();
-    let facts = |record: &mut Record| {
-        record.backing.links = seen.links.clone();
-        record.backing.attrs_differ = false;
-        record.mark_clean();
-    };
-    assert!(store.reconciled(ino, seen.change, facts).unwrap());
-    let record = store.get(ino).unwrap();
-    assert!(record.backing.attrs_differ && record.is_dirty() && record.queued.is_some());
-    assert!(!store.reconciled(ino, record.change, facts).unwrap());
-    assert_eq!(store.backlog_len(), 0);
-    clean(&store);
-}
-
-#[test]
 fn file_removed_after_a_worker_claimed_its_name_then_is_remembered() {
     let store = store();
     let ino = create(&store, ROOT, "x").ino;

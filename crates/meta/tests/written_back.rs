@@ -87,3 +87,28 @@ fn file_that_is_as_it_was_published_when_others_remove_it_then_goes_though_its_r
     assert!(store.get(renamed).unwrap().is_dirty());
     clean(&store);
 }
+
+#[test]
+fn record_changed_while_a_worker_was_at_it_then_stays_queued_with_its_differences() {
+    let store = store();
+    let ino = create(&store, "x");
+    let seen = store.get(ino).unwrap();
+    store.claim(ino, seen.links.first().unwrap()).unwrap();
+    let chmod = |record: &mut Record| {
+        record.backing.attrs_differ = true;
+        record.mark_dirty();
+        Queue::Yes
+    };
+    store.update(ino, None, chmod).unwrap();
+    let facts = |record: &mut Record| {
+        record.backing.links = seen.links.clone();
+        record.backing.attrs_differ = false;
+        record.mark_clean();
+    };
+    assert!(store.reconciled(ino, seen.change, facts).unwrap());
+    let record = store.get(ino).unwrap();
+    assert!(record.backing.attrs_differ && record.is_dirty() && record.queued.is_some());
+    assert!(!store.reconciled(ino, record.change, facts).unwrap());
+    assert_eq!(store.backlog_len(), 0);
+    clean(&store);
+}

@@ -7,6 +7,12 @@ use forebay_core::cluster::redundancy::Redundancy;
 
 use crate::stream::StreamsConfig;
 
+/// Under which name the namespace knows the path of its backing store.
+pub(crate) const BACKING_SETTING: &str = "backing";
+
+/// Under which name the namespace of a cluster knows the mark of its backing store.
+pub(crate) const STORE_SETTING: &str = "store";
+
 /// One tier: a local directory and how much of it Forebay may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierConfig {

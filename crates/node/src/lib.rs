@@ -42,7 +42,7 @@ mod writeback;
 
 pub use clock::wall_time;
 pub use cluster::{
-    ClusterReport, ClusterTerms, FileTotals, InTheWay, KernelGrant, LeaseBasis, LockDone,
+    Cluster, ClusterReport, ClusterTerms, FileTotals, InTheWay, KernelGrant, LeaseBasis, LockDone,
     LockRequest, NewTerms, NodeReport, Renaming, SafetyReport, Shown, TaskHost, Waited,
     cluster_terms, look_at_cluster, set_cluster_terms,
 };

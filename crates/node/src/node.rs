@@ -57,7 +57,7 @@ pub struct Node {
     /// Its streams, if it serves any.
     pub(crate) streams: Option<Arc<Streams>>,
     /// Its part in a cluster, if it is in one.
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<Arc<Cluster>>,
     pub(crate) state_dir: PathBuf,
     /// Which directory the backing store is.
     pub(crate) store: StoreIdentity,
@@ -67,17 +67,11 @@ pub struct Node {
 #[derive(Default)]
 pub(crate) struct OptionalParts {
     pub(crate) streams: Option<Arc<Streams>>,
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<Arc<Cluster>>,
 }
 
 /// The metadata engine's directory in the state directory.
 pub(crate) const METADATA: &str = "meta";
-
-/// Under which name the namespace knows the path of its backing store.
-pub(crate) const BACKING_SETTING: &str = "backing";
-
-/// Under which name the namespace of a cluster knows the mark of its backing store.
-pub(crate) const STORE_SETTING: &str = "store";
 
 /// Name of this mount among all that share a backing store: the identity of its first tier.
 pub(crate) fn owner_of(tier: &dyn Tier) -> String {
@@ -143,6 +137,16 @@ impl Node {
     /// What is brought to the backing store, and what is known of it.
     pub fn writeback(&self) -> &Writeback {
         &self.writeback
+    }
+
+    /// Its part in a cluster, if it is in one.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_deref()
+    }
+
+    /// Whether this node is one of a cluster.
+    pub fn is_clustered(&self) -> bool {
+        self.cluster.is_some()
     }
 
     /// Runs `job` on a thread that may wait; false if the pool is full or closed.

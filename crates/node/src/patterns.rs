@@ -304,7 +304,7 @@ impl Node {
         let config = Config { memory_bytes: MEMORY, ..Config::default() };
         books.recording = Some(Recording {
             began: Instant::now(),
-            node: self.cluster_number().map_or(0, u32::from),
+            node: self.cluster().map_or(0, |cluster| cluster.number().into()),
             tasks: Tasks::new(config.most_tasks()),
             profiler: Profiler::new(config),
             here: 0,

@@ -1,4 +1,5 @@
-//! How residency and write-back reach the node that stands on them. Nothing is decided here.
+//! How residency and write-back reach the cluster and the node that stand on them. Nothing is decided
+//! here.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -9,6 +10,7 @@ use forebay_store::backing::Dir;
 use forebay_store::{Attributes, BackingFile, Header};
 use forebay_types::Ino;
 
+use crate::cluster::Cluster;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -29,31 +31,41 @@ impl Upper {
     }
 }
 
-impl Peers for Upper {
+/// The other nodes, as long as this one has a part in their cluster.
+pub(crate) struct Others(pub(crate) Weak<Cluster>);
+
+impl Others {
+    fn cluster(&self) -> Result<Arc<Cluster>> {
+        self.0.upgrade().ok_or(NodeError::ShuttingDown)
+    }
+}
+
+impl Peers for Others {
     fn is_clustered(&self) -> bool {
         true
     }
 
     fn is_elsewhere(&self, record: &Record) -> bool {
-        self.node().map_or_else(|_| NoPeers.is_elsewhere(record), |node| node.is_elsewhere(record))
+        self.cluster()
+            .map_or_else(|_| NoPeers.is_elsewhere(record), |cluster| cluster.is_elsewhere(record))
     }
 
     fn may_have_written(&self, record: &Record) -> bool {
-        self.node().is_ok_and(|node| node.may_have_written(record))
+        self.cluster().is_ok_and(|cluster| cluster.may_have_written(record))
     }
 
     fn adopt_copy(&self, record: &Record) -> Result<Option<Resident>> {
-        self.node()?.adopt_copy(record)
+        self.cluster()?.adopt_copy(record)
     }
 
     fn pages_published(&self, ino: Ino, version: Fingerprint) {
-        if let Ok(node) = self.node() {
-            node.pages_published(ino, version);
+        if let Ok(cluster) = self.cluster() {
+            cluster.pages_published(ino, version);
         }
     }
 
     fn shared(&self, ino: Ino, print: &Fingerprint, unit: u64) -> Option<SharedCopy> {
-        self.node().ok()?.shared(ino, print, unit)
+        self.cluster().ok()?.shared(ino, print, unit)
     }
 
     fn fetch_from_peers(
@@ -63,22 +75,22 @@ impl Peers for Upper {
         indexes: &[u64],
         deliver: Deliver<'_>,
     ) -> Result<bool> {
-        self.node()?.fetch_from_peers(shared, backing, indexes, deliver)
+        self.cluster()?.fetch_from_peers(shared, backing, indexes, deliver)
     }
 
     fn fill_shared(&self, file: &FileRef, range: Range<u64>, mode: FetchMode<'_>) -> Result<bool> {
-        self.node()?.fill_shared(file, range, mode)
+        self.cluster()?.fill_shared(file, range, mode)
     }
 
     fn announce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
-        if let Ok(node) = self.node() {
-            node.announce(shared, indexes);
+        if let Ok(cluster) = self.cluster() {
+            cluster.announce(shared, indexes);
         }
     }
 
     fn renounce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
-        if let Ok(node) = self.node() {
-            node.renounce(shared, indexes);
+        if let Ok(cluster) = self.cluster() {
+            cluster.renounce(shared, indexes);
         }
     }
 }
@@ -182,40 +194,40 @@ impl AboveResidency for Upper {
     }
 }
 
-impl WorkRights for Upper {
+impl WorkRights for Others {
     fn begin_work(&self, ino: Ino, until: Instant) -> bool {
-        self.node().is_ok_and(|node| node.begin_work(ino, until))
+        self.cluster().is_ok_and(|cluster| cluster.begin_work(ino, until))
     }
 
     fn end_work(&self, ino: Ino) {
-        if let Ok(node) = self.node() {
-            node.end_work(ino);
+        if let Ok(cluster) = self.cluster() {
+            cluster.end_work(ino);
         }
     }
 
     fn may_change_store(&self) -> Result<()> {
-        self.node()?.may_change_store()
+        self.cluster()?.may_change_store()
     }
 
     fn is_others_work(&self, record: &Record) -> bool {
-        self.node().map_or(true, |node| node.is_others_work(record))
+        self.cluster().map_or(true, |cluster| cluster.is_others_work(record))
     }
 
     fn is_left_orphan(&self, record: &Record) -> bool {
-        self.node().is_ok_and(|node| node.is_left_orphan(record))
+        self.cluster().is_ok_and(|cluster| cluster.is_left_orphan(record))
     }
 
     fn let_go_of_owned(&self, record: &Record) -> Result<bool> {
-        self.node()?.let_go_of_owned(record)
+        self.cluster()?.let_go_of_owned(record)
     }
 
     fn list_before_removal(&self, record: &Record) -> Result<()> {
-        self.node()?.list_before_removal(record)
+        self.cluster()?.list_before_removal(record)
     }
 
     fn doubt_place(&self, ino: Ino) {
-        if let Ok(node) = self.node() {
-            node.doubt_place(ino);
+        if let Ok(cluster) = self.cluster() {
+            cluster.doubt_place(ino);
         }
     }
 }

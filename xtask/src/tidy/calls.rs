@@ -23,7 +23,7 @@ const ROOMS: &[&str] = &[
 ];
 
 /// Rooms that have an owner of their own, and do not know the node.
-const OWNED: &[&str] = &["residency", "writeback"];
+const OWNED: &[&str] = &["residency", "writeback", "cluster"];
 
 /// What a file of a lower room may name of higher ones: a file in use has a part for each owner, into
 /// which nobody else looks.

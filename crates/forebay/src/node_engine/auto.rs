@@ -51,7 +51,7 @@ pub fn start(node: &Arc<Node>, config: &MountConfig) -> Option<Arc<Auto>> {
     let (meter, history) = (Mutex::default(), Mutex::default());
     let auto = Arc::new(Auto { config, interval, zero, meter, history });
     let (weak, answering) = (Arc::downgrade(node), Arc::clone(&auto));
-    node.answer_about_tasks(Arc::new(move |asker, bytes| {
+    node.cluster()?.answer_about_tasks(Arc::new(move |asker, bytes| {
         let told = weak.upgrade().and_then(|node| answer(&node, &answering, asker, bytes));
         told.and_then(|told| serde_json::to_vec(&told).ok()).unwrap_or_default()
     }));
@@ -82,9 +82,10 @@ fn scan_again_and_again(node: &Weak<Node>, auto: &Arc<Auto>) {
 
 /// One scan: by the node with the lowest number of those that take part.
 fn scan(node: &Arc<Node>, auto: &Arc<Auto>, planner: &mut Planner) {
-    let Some(this) = node.cluster_number() else { return };
+    let Some(cluster) = node.cluster() else { return };
+    let this = cluster.number();
     let mut others: Vec<u16> =
-        node.cluster_nodes().into_iter().map(|report| report.node).filter(|n| *n != this).collect();
+        cluster.nodes().into_iter().map(|report| report.node).filter(|n| *n != this).collect();
     others.sort_unstable();
     let mut views = Vec::new();
     for other in others {
@@ -124,7 +125,7 @@ fn scan(node: &Arc<Node>, auto: &Arc<Auto>, planner: &mut Planner) {
 
 fn ask(node: &Node, other: u16, question: &Question) -> Option<Told> {
     let body = serde_json::to_vec(question).ok()?;
-    let answer = node.ask_about_tasks(other, body, WITHIN).ok()?;
+    let answer = node.cluster()?.ask_about_tasks(other, body, WITHIN).ok()?;
     serde_json::from_slice(&answer).ok()
 }
 
@@ -186,7 +187,7 @@ fn kept(auto: &Auto) -> Vec<(protocol::TaskRecord, protocol::Spot)> {
 
 /// What this node has seen.
 fn view(node: &Arc<Node>, auto: &Auto) -> Option<View> {
-    let number = node.cluster_number()?;
+    let number = node.cluster()?.number();
     let usage = auto.meter.lock().look();
     let mut recorded = node.recorded_tasks();
     recorded.retain(|task| task.age < PAST);

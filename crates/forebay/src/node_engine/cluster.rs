@@ -12,7 +12,7 @@ use forebay::control::{
     Peer, Safety, ServerLog, Shutdown,
 };
 use forebay::migrate::hosts;
-use forebay_node::{Node, NodeReport, Owned, SafetyReport};
+use forebay_node::{Cluster, Node, NodeReport, Owned, SafetyReport};
 
 use super::auto::Auto;
 use super::control::NodeControl;
@@ -32,26 +32,27 @@ pub fn answer(
     auto: Option<&Auto>,
     request: &ClusterRequest,
 ) -> ControlResult<ClusterReply> {
-    let Some(this) = node.cluster_number() else {
+    let Some(cluster) = node.cluster() else {
         let why = "this mount is not part of a cluster";
         return Err(ControlError::new(ErrorKind::Unsupported, why));
     };
     match *request {
         ClusterRequest::Status => {
-            node.refresh_cluster().map_err(|error| control_error(&error))?;
-            let nodes = node.cluster_nodes().into_iter().map(describe).collect();
-            let safety = node.safety().map(describe_safety);
+            cluster.refresh().map_err(|error| control_error(&error))?;
+            let nodes = cluster.nodes().into_iter().map(describe).collect();
+            let safety = Some(describe_safety(cluster.safety()));
+            let this = cluster.number();
             Ok(ClusterReply::Status(ClusterStatus { this, nodes, safety }))
         }
         ClusterRequest::Drain { node: number } => {
-            node.order_to_leave(number).map_err(|error| refused(&error))?;
+            cluster.order_to_leave(number).map_err(|error| refused(&error))?;
             Ok(ClusterReply::Done)
         }
         ClusterRequest::Rebalance => {
-            let told = node.rebalance().map_err(|error| refused(&error))?;
+            let told = cluster.rebalance().map_err(|error| refused(&error))?;
             Ok(ClusterReply::Rebalancing(told))
         }
-        ClusterRequest::Forget { node: number, really } => forget(node, number, really),
+        ClusterRequest::Forget { node: number, really } => forget(cluster, number, really),
         ClusterRequest::Migrations => match auto {
             Some(auto) => Ok(ClusterReply::Migrations(auto.report())),
             None => Err(ControlError::new(
@@ -59,27 +60,29 @@ pub fn answer(
                 "no task is migrated by itself: mount with --auto-migrate on",
             )),
         },
-        ClusterRequest::Host { node: number } => host(node, settings, number),
+        ClusterRequest::Host { node: number } => host(cluster, settings, number),
     }
 }
 
 /// Has another node get ready for a task.
 fn host(
-    node: &Node,
+    cluster: &Cluster,
     settings: Option<&ClusterSettings>,
     number: u16,
 ) -> ControlResult<ClusterReply> {
-    let found = node.cluster_nodes().into_iter().find(|report| report.node == number);
+    let found = cluster.nodes().into_iter().find(|report| report.node == number);
     let reach = found.map(|report| report.reach).unwrap_or_default();
-    let ask = |body| node.ask_for_host(number, body).map_err(|error| refused(&error));
+    let ask = |body| cluster.ask_for_host(number, body).map_err(|error| refused(&error));
     hosts::ask(settings, &reach, &ask).map(ClusterReply::Host)
 }
 
 /// Tasks of other nodes may go on here, if this mount was told so.
 pub fn take_tasks(node: &Node, config: &MountConfig) {
-    if config.cluster.as_ref().is_some_and(|cluster| cluster.host_tasks) {
+    if let Some(cluster) = node.cluster()
+        && config.cluster.as_ref().is_some_and(|settings| settings.host_tasks)
+    {
         let config = config.clone();
-        node.take_tasks(Arc::new(move |asker, _| {
+        cluster.take_tasks(Arc::new(move |asker, _| {
             tracing::info!(asker, "a task of another node is to go on here");
             hosts::answer(&config)
         }));
@@ -193,7 +196,7 @@ fn describe_safety(report: SafetyReport) -> Safety {
     }
 }
 
-fn forget(node: &Node, number: u16, really: bool) -> ControlResult<ClusterReply> {
+fn forget(cluster: &Cluster, number: u16, really: bool) -> ControlResult<ClusterReply> {
     let mut forgotten = Forgotten { done: really, ..Forgotten::default() };
     let each = &mut |owned: Owned| {
         if !owned.behind {
@@ -209,14 +212,15 @@ fn forget(node: &Node, number: u16, really: bool) -> ControlResult<ClusterReply>
             });
         }
     };
-    node.forget_node(number, really, each).map_err(|error| refused(&error))?;
+    cluster.forget_node(number, really, each).map_err(|error| refused(&error))?;
     Ok(ClusterReply::Forgotten(forgotten))
 }
 
 /// The other nodes, in a line each.
 pub fn peers(node: &Node) -> Vec<Peer> {
-    let this = node.cluster_number();
-    let others = node.cluster_nodes().into_iter().filter(|report| Some(report.node) != this);
+    let Some(cluster) = node.cluster() else { return Vec::new() };
+    let this = cluster.number();
+    let others = cluster.nodes().into_iter().filter(|report| report.node != this);
     let peer = |report: NodeReport| Peer {
         name: format!("node {} on {}", report.node, report.host),
         state: match describe(report) {
@@ -235,7 +239,7 @@ pub fn peers(node: &Node) -> Vec<Peer> {
 
 /// A thread that has the node leave when it is told to.
 pub fn obey(node: &Arc<Node>, control: &Arc<NodeControl>) {
-    if node.cluster_number().is_none() {
+    if !node.is_clustered() {
         return;
     }
     let (node, control) = (Arc::downgrade(node), Arc::downgrade(control));
@@ -258,22 +262,23 @@ fn look(
     control: &Weak<NodeControl>,
 ) -> Option<Result<(), forebay_node::NodeError>> {
     let (node, control) = (node.upgrade()?, control.upgrade()?);
-    if !node.is_to_leave() {
+    let cluster = node.cluster()?;
+    if !cluster.is_to_leave() {
         return Some(Ok(()));
     }
-    match leave(&node, &control) {
+    match leave(cluster, &control) {
         Ok(()) => {
             tracing::info!("this node leaves the cluster, as it was told to");
             None
         }
         Err(why) => {
             tracing::warn!(why, "this node was told to leave the cluster, and can't");
-            Some(node.refuse_to_leave(&why))
+            Some(cluster.refuse_to_leave(&why))
         }
     }
 }
 
-fn leave(node: &Node, control: &NodeControl) -> Result<(), String> {
+fn leave(cluster: &Cluster, control: &NodeControl) -> Result<(), String> {
     let outcome = control.drain(None, &mut |_| true).map_err(|error| error.to_string())?;
     if !outcome.complete && !outcome.in_use {
         return Err(format!(
@@ -281,7 +286,7 @@ fn leave(node: &Node, control: &NodeControl) -> Result<(), String> {
             outcome.remaining_files, outcome.remaining_backlog
         ));
     }
-    if !node.await_copies_moved(COPIES_LIMIT) {
+    if !cluster.await_copies_moved(COPIES_LIMIT) {
         return Err("other nodes have not moved the copies that it has for them".into());
     }
     control.shutdown(Shutdown::IfIdle).map_err(|error| error.to_string())

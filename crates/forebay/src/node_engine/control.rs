@@ -224,7 +224,11 @@ impl NodeControl {
             .and_then(|ino| {
                 let found = self.node.whereabouts(ino)?;
                 let is_file = found.kind == FileKind::Regular;
-                Ok((found, if is_file { self.node.nodes_with(ino)? } else { Vec::new() }))
+                let nodes = match self.node.cluster() {
+                    Some(cluster) if is_file => cluster.nodes_with(ino)?,
+                    _ => Vec::new(),
+                };
+                Ok((found, nodes))
             })
             .map_err(|error| ControlError::new(ErrorKind::Failed, format!("{path}: {error}")))?;
         let kind = match found.kind {

@@ -14,7 +14,6 @@ use rustix::io::Errno;
 use super::Cluster;
 use super::locks::Waited;
 use crate::error::Result;
-use crate::node::Node;
 
 /// Files that are looked at for a circle.
 const MAX_FILES: usize = 1024;
@@ -22,10 +21,10 @@ const MAX_FILES: usize = 1024;
 /// come later look as well.
 const LOOKS: usize = 16;
 
-impl Node {
+impl Cluster {
     /// Lets others know that programs here wait for locks of a file, or are about to.
-    pub(super) fn note_lock_waits(&self, cluster: &Cluster, ino: Ino) -> Result<()> {
-        let mut noted = cluster.locks.noted.lock();
+    pub(super) fn note_lock_waits(&self, ino: Ino) -> Result<()> {
+        let mut noted = self.locks.noted.lock();
         if !noted.contains(&ino.0) {
             self.meta.note_lock_waits(ino, true)?;
             noted.insert(ino.0);
@@ -34,10 +33,10 @@ impl Node {
     }
 
     /// What earlier incarnations of this node have noted is true no longer; who waits still asks again.
-    pub(super) fn begin_to_note_waits(&self, cluster: &Cluster) {
-        let noted = cluster.locks.noted.lock();
+    pub(super) fn begin_to_note_waits(&self) {
+        let noted = self.locks.noted.lock();
         if noted.is_empty()
-            && cluster.locks.waits.lock().by_ticket.is_empty()
+            && self.locks.waits.lock().by_ticket.is_empty()
             && let Err(error) = self.meta.forget_lock_waits()
         {
             tracing::debug!(%error, "old notes of who waits for locks stay");
@@ -45,21 +44,21 @@ impl Node {
     }
 
     /// Takes back what was noted of files for which nobody waits any more.
-    pub(super) fn forget_lock_waits(&self, cluster: &Cluster) {
-        let mut noted = cluster.locks.noted.lock();
+    pub(super) fn forget_lock_waits(&self) {
+        let mut noted = self.locks.noted.lock();
         if noted.is_empty() {
             return;
         }
         // Whoever notes a file is among those who wait already, or waits for this lock.
         let waits: BTreeSet<u64> =
-            cluster.locks.waits.lock().by_ticket.values().map(|wait| wait.ino.0).collect();
+            self.locks.waits.lock().by_ticket.values().map(|wait| wait.ino.0).collect();
         noted.retain(|ino| {
             waits.contains(ino) || self.meta.note_lock_waits(Ino(*ino), false).is_err()
         });
     }
 
     /// Somebody waits for a lock: if it is in the end for himself, he is told.
-    pub(super) fn end_circle(&self, cluster: &Cluster, ino: Ino, holder: Holder, ticket: u64) {
+    pub(super) fn end_circle(&self, ino: Ino, holder: Holder, ticket: u64) {
         if holder.family != Family::Ranges {
             return;
         }
@@ -72,10 +71,10 @@ impl Node {
             }
         }
         let cancelled =
-            self.lock_record(cluster, ino).change(|locks| locks.cancel(holder.incarnation, ticket));
+            self.lock_record(ino).change(|locks| locks.cancel(holder.incarnation, ticket));
         // If not, it has the lock, or nobody knows: the thread that looks after locks will.
         if matches!(cancelled, Ok(true))
-            && let Some(done) = cluster.locks.take(ticket)
+            && let Some(done) = self.locks.take(ticket)
         {
             done(Waited::Ended(Err(Errno::DEADLK.into())));
         }

@@ -19,7 +19,6 @@ use rustix::io::Errno;
 use super::{AccessMode, Cluster};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::files::FileRef;
 
 /// How is the file now?
@@ -118,7 +117,7 @@ pub(crate) fn within(until: Instant) -> Duration {
     WITHIN.min(until.saturating_duration_since(Instant::now())).max(LEAST)
 }
 
-impl Node {
+impl Cluster {
     /// Asks the owner of a file for something that may be done any number of times; `None` if it does
     /// not own it, or can't be asked.
     pub(crate) fn call_owner<T>(
@@ -126,27 +125,20 @@ impl Node {
         owner: Incarnation,
         call: impl FnOnce(&Client) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
-        let client = self.cluster.as_ref().and_then(|cluster| self.peer(cluster, owner.node));
-        client.map_or(Ok(None), |client| judge(call(&client)))
+        self.peer(owner.node).map_or(Ok(None), |client| judge(call(&client)))
     }
 
     /// Whether a node that can't be asked may be back in a moment: its daemon is being replaced, or was
     /// started again.
     pub(crate) fn may_come_back(&self, who: Incarnation) -> bool {
-        let talks = |cluster: &Cluster| self.peer(cluster, who.node).is_some();
-        self.cluster.as_ref().is_some_and(|cluster| !cluster.is_dead(who) && talks(cluster))
+        !self.is_dead(who) && self.peer(who.node).is_some()
     }
 
     /// Asks the owner to give a file up.
-    pub(crate) fn recall(
-        &self,
-        cluster: &Cluster,
-        ino: Ino,
-        owner: Incarnation,
-    ) -> Result<Recalled> {
-        let Some(client) = self.peer(cluster, owner.node) else { return Ok(Recalled::Unknown) };
+    pub(crate) fn recall(&self, ino: Ino, owner: Incarnation) -> Result<Recalled> {
+        let Some(client) = self.peer(owner.node) else { return Ok(Recalled::Unknown) };
         let recall = Recall { ino: ino.0, epoch: owner.epoch, kind: RecallKind::Ownership };
-        match client.recall(recall, cluster.config.timeout) {
+        match client.recall(recall, self.config.timeout) {
             Ok(()) => Ok(Recalled::Given),
             Err(error) if passes(&error) && self.may_come_back(owner) => Ok(Recalled::Away),
             Err(PeerError::Fault(Fault::Locked)) => Ok(Recalled::InUse),
@@ -162,8 +154,7 @@ impl Node {
     pub(crate) fn look_forwarded(&self, owner: Incarnation, look: &Look) -> Option<Looked> {
         let look = Look { epoch: owner.epoch, ..look.clone() };
         let body = Body::Bytes(look.encode_to_vec());
-        let timeout = self.cluster.as_ref().map_or(WITHIN, |cluster| cluster.config.timeout);
-        let until = Instant::now() + timeout;
+        let until = Instant::now() + self.config.timeout;
         loop {
             let call = |client: &Client| client.other(LOOK, &body, LOOKED, within(until));
             match self.call_owner(owner, call).ok()? {
@@ -208,7 +199,6 @@ impl Node {
         context: &Context,
         record: &Record,
     ) -> Result<Option<Attr>> {
-        let Some(cluster) = &self.cluster else { return Ok(None) };
         let elsewhere = |record: &Record| record.owner.filter(|_| self.is_elsewhere(record));
         let Some(mut owner) = elsewhere(record) else { return Ok(None) };
         let ino = record.ino;
@@ -217,7 +207,7 @@ impl Node {
             return Ok(None);
         }
         context.wait()?;
-        let until = Instant::now() + cluster.config.timeout;
+        let until = Instant::now() + self.config.timeout;
         let look = Look { ino: ino.0, ..Look::default() };
         loop {
             if let Some(looked) = self.look_forwarded(owner, &look) {
@@ -232,11 +222,11 @@ impl Node {
             match elsewhere(&now) {
                 None => return Ok(Some(self.residency.live_attr(&now).0)),
                 Some(same) if same == owner => {
-                    if self.is_read_by_fragments(cluster, ino, owner)? {
+                    if self.is_read_by_fragments(ino, owner)? {
                         return Ok(Some(now.attr.clone()));
                     }
-                    let silent = cluster.is_silent(owner.node);
-                    if silent && self.have_taken_over(cluster, ino, owner)? {
+                    let silent = self.is_silent(owner.node);
+                    if silent && self.have_taken_over(ino, owner)? {
                         continue;
                     }
                     let waits = now.copied || self.may_come_back(owner);
@@ -255,7 +245,6 @@ impl Node {
     /// reads are forwarded to it.
     pub(crate) fn read_mode(
         &self,
-        cluster: &Cluster,
         ino: Ino,
         owner: Incarnation,
         until: Instant,
@@ -264,12 +253,8 @@ impl Node {
         match self.look_forwarded(owner, &look) {
             Some(looked) if looked.behind => Ok(AccessMode::Forwarded(owner)),
             Some(_) => Ok(AccessMode::Read),
-            None if self.is_read_by_fragments(cluster, ino, owner)? => {
-                Ok(AccessMode::Forwarded(owner))
-            }
-            None => self
-                .ask_owner(cluster, ino, owner, RecallAim::Bytes, until)
-                .map(|()| AccessMode::Read),
+            None if self.is_read_by_fragments(ino, owner)? => Ok(AccessMode::Forwarded(owner)),
+            None => self.ask_owner(ino, owner, RecallAim::Bytes, until).map(|()| AccessMode::Read),
         }
     }
 }

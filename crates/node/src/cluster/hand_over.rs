@@ -22,7 +22,6 @@ use super::{Cluster, LockRequest, Waited};
 use crate::error::Result;
 use crate::hand_over_state::{HandOverState, LockOwner, Membership, OpenHandle};
 use crate::handles::{Handle, OpenMode, Remote};
-use crate::node::Node;
 use crate::residency::files::FileRef;
 use crate::residency::inode_alias::Use as Shown;
 
@@ -44,44 +43,38 @@ impl Cluster {
         threads.retain(|thread| !thread.is_finished());
         threads.is_empty()
     }
-}
 
-impl Node {
     /// Which node of a cluster this is.
     #[must_use]
-    pub fn membership(&self) -> Option<Membership> {
-        let cluster = self.cluster.as_ref()?;
-        Some(Membership {
-            node: cluster.me.node.into(),
-            epoch: cluster.me.epoch,
-            listens: cluster.listens.lock().clone(),
-            replicas: Some(cluster.config.replicas),
-            redundancy: cluster.config.redundancy.to_string(),
-        })
+    pub fn membership(&self) -> Membership {
+        Membership {
+            node: self.me.node.into(),
+            epoch: self.me.epoch,
+            listens: self.listens.lock().clone(),
+            replicas: Some(self.config.replicas),
+            redundancy: self.config.redundancy.to_string(),
+        }
     }
 
     /// Programs of this node that wait for locks.
     #[must_use]
     pub fn waiting_for_locks(&self) -> usize {
-        let Some(cluster) = &self.cluster else { return 0 };
-        let waits = cluster.locks.waits.lock();
+        let waits = self.locks.waits.lock();
         waits.by_ticket.values().filter(|wait| wait.done.is_some()).count()
     }
 
     /// Does nothing for others any more; whether all that was under way has ended.
     pub(crate) fn rest_in_cluster(&self, limit: Duration) -> bool {
-        let Some(cluster) = &self.cluster else { return true };
         let until = Instant::now() + limit;
-        let ended = cluster.end_threads(limit);
-        cluster.close_to_peers();
-        ended && cluster.workers.rest(until.saturating_duration_since(Instant::now()))
+        let ended = self.end_threads(limit);
+        self.close_to_peers();
+        ended && self.workers.rest(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes [`Node::rest_in_cluster`] back; `service` does what other nodes ask.
+    /// Takes [`Cluster::rest_in_cluster`] back; `service` does what other nodes ask.
     pub(crate) fn go_on_in_cluster(&self, service: Arc<dyn Service>) {
-        let Some(cluster) = &self.cluster else { return };
-        cluster.kernel_grants.go_on();
-        if cluster.resting.swap(false, Ordering::AcqRel) {
+        self.kernel_grants.go_on();
+        if self.resting.swap(false, Ordering::AcqRel) {
             if let Err(error) = self.start_peers(service) {
                 tracing::error!(%error, "other nodes can't talk to this one any more");
             }
@@ -93,16 +86,14 @@ impl Node {
     /// Leaves those who wait for locks to a successor, whom the kernel asks again for them. They keep
     /// their places in the queues.
     pub(crate) fn hand_waiters_on(&self) -> u64 {
-        let Some(cluster) = &self.cluster else { return 0 };
-        let waits = std::mem::take(&mut cluster.locks.waits.lock().by_ticket);
+        let waits = std::mem::take(&mut self.locks.waits.lock().by_ticket);
         let done = waits.into_values().filter_map(|wait| wait.done);
         done.map(|done| done(Waited::HandedOn)).count() as u64
     }
 
     /// Who may have locks.
     pub(crate) fn lock_owners(&self) -> Vec<LockOwner> {
-        let Some(cluster) = &self.cluster else { return Vec::new() };
-        let owners = cluster.locks.owners.lock();
+        let owners = self.locks.owners.lock();
         let mut all = Vec::new();
         for (ino, file) in &*owners {
             for Owner { family, owner, handles, .. } in file {
@@ -115,7 +106,6 @@ impl Node {
 
     /// Knows again who may have locks. Those whose open files have gone lose theirs.
     pub(crate) fn take_over_locks(&self, handed_over: &HandOverState) {
-        let Some(cluster) = &self.cluster else { return };
         let open: std::collections::HashSet<u64> =
             handed_over.handles.iter().map(|handle| handle.fh).collect();
         let mut owners: HashMap<u64, Vec<Owner>> = HashMap::new();
@@ -134,22 +124,22 @@ impl Node {
         for owner in owners.values_mut().flatten() {
             owner.leaving = owner.handles.is_empty();
         }
-        cluster.locks.files.store(owners.len(), Ordering::Release);
-        *cluster.locks.owners.lock() = owners;
-        cluster.locks.waits.lock().leavers = true;
+        self.locks.files.store(owners.len(), Ordering::Release);
+        *self.locks.owners.lock() = owners;
+        self.locks.waits.lock().leavers = true;
     }
 
     /// Takes those of this node out of the queues for whom no program waits: their daemon died after it
     /// had told them that they have not got it, and before the record said so. Whether all were looked
     /// at.
-    pub(super) fn drop_stray_waiters(&self, cluster: &Cluster) -> bool {
-        let me = cluster.as_holder();
-        let files: Vec<u64> = cluster.locks.owners.lock().keys().copied().collect();
+    pub(super) fn drop_stray_waiters(&self) -> bool {
+        let me = self.as_holder();
+        let files: Vec<u64> = self.locks.owners.lock().keys().copied().collect();
         let mut all = true;
         for ino in files {
-            let mut record = self.lock_record(cluster, Ino(ino));
+            let mut record = self.lock_record(Ino(ino));
             let looked = record.change(|locks| {
-                let waits = cluster.locks.waits.lock();
+                let waits = self.locks.waits.lock();
                 let is_stray = |ticket: &u64| !waits.by_ticket.contains_key(ticket);
                 let mine = locks.waiting().iter().filter(|w| w.wanted.holder.incarnation == me);
                 let strays: Vec<u64> = mine.map(|w| w.ticket).filter(is_stray).collect();
@@ -207,14 +197,13 @@ impl Node {
     /// The node that the calls of a handle are forwarded to; `None` if the file is here. A handle that
     /// can write it here keeps it here then.
     fn owner_of_handle(&self, ino: Ino, open: &OpenHandle) -> Result<Option<Incarnation>> {
-        let Some(cluster) = &self.cluster else { return Ok(None) };
         if let Some(node) = u16::try_from(open.owner_node).ok().filter(|node| *node != 0) {
             return Ok(Some(Incarnation { node, epoch: open.owner_epoch }));
         }
         if !open.write {
             return Ok(None);
         }
-        let mut pins = cluster.write_pins.stripe(ino).lock();
+        let mut pins = self.write_pins.stripe(ino).lock();
         if !pins.contains_key(&ino.0)
             && let Ownership::Other(other) = self.meta.take_ownership(ino)?
         {

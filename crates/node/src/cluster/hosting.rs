@@ -9,7 +9,6 @@ use forebay_peer::{Body, Error as PeerError};
 
 use super::Cluster;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// A task shall go on here.
 pub(crate) const HOST: u32 = 49;
@@ -34,13 +33,11 @@ pub(super) struct Hosting {
     tells: OnceLock<TaskHost>,
 }
 
-impl Node {
+impl Cluster {
     /// From now on tasks of other nodes are taken.
     pub fn take_tasks(&self, host: TaskHost) {
-        if let Some(cluster) = &self.cluster {
-            // Whoever was there first stays.
-            let _ = cluster.hosting.hosts.set(host);
-        }
+        // Whoever was there first stays.
+        let _ = self.hosting.hosts.set(host);
     }
 
     /// Asks another node to get ready for a task, and returns what its [`TaskHost`] says.
@@ -48,10 +45,9 @@ impl Node {
     /// # Errors
     /// `Config` if that node takes no tasks, or can't be reached.
     pub fn ask_for_host(&self, node: u16, body: Vec<u8>) -> Result<Vec<u8>> {
-        let cluster = self.in_cluster()?;
         let unreachable =
             || NodeError::Config(format!("node {node} does not listen for other nodes"));
-        let client = self.peer(cluster, node).ok_or_else(unreachable)?;
+        let client = self.peer(node).ok_or_else(unreachable)?;
         match client.other(HOST, &Body::Bytes(body), ANSWER, WITHIN) {
             Ok(answer) => Ok(answer.to_vec()),
             Err(PeerError::Fault(Fault::Unsupported)) => Err(NodeError::Config(format!(
@@ -63,9 +59,7 @@ impl Node {
 
     /// From now on other nodes are told of tasks.
     pub fn answer_about_tasks(&self, tells: TaskHost) {
-        if let Some(cluster) = &self.cluster {
-            let _ = cluster.hosting.tells.set(tells);
-        }
+        let _ = self.hosting.tells.set(tells);
     }
 
     /// Asks another node about tasks.
@@ -73,32 +67,21 @@ impl Node {
     /// # Errors
     /// `Config` if that node tells nothing, or can't be reached.
     pub fn ask_about_tasks(&self, node: u16, body: Vec<u8>, within: Duration) -> Result<Vec<u8>> {
-        let cluster = self.in_cluster()?;
         let failed = |why: &dyn std::fmt::Display| NodeError::Config(format!("node {node}: {why}"));
-        let client = self.peer(cluster, node).ok_or_else(|| failed(&"it does not listen"))?;
+        let client = self.peer(node).ok_or_else(|| failed(&"it does not listen"))?;
         let answer = client.other(TASKS, &Body::Bytes(body), TASKS_ANSWER, within);
         answer.map(|answer| answer.to_vec()).map_err(|error| failed(&error))
     }
 
     /// Another node asks about tasks.
-    pub(crate) fn tell_of_tasks(
-        &self,
-        cluster: &Cluster,
-        asker: u16,
-        bytes: &[u8],
-    ) -> Result<Vec<u8>, Fault> {
-        let tells = cluster.hosting.tells.get().ok_or(Fault::Unsupported)?;
+    pub(crate) fn tell_of_tasks(&self, asker: u16, bytes: &[u8]) -> Result<Vec<u8>, Fault> {
+        let tells = self.hosting.tells.get().ok_or(Fault::Unsupported)?;
         Ok(tells(asker, bytes))
     }
 
     /// Another node asks so.
-    pub(crate) fn host_for(
-        &self,
-        cluster: &Cluster,
-        asker: u16,
-        bytes: &[u8],
-    ) -> Result<Vec<u8>, Fault> {
-        let host = cluster.hosting.hosts.get().ok_or(Fault::Unsupported)?;
+    pub(crate) fn host_for(&self, asker: u16, bytes: &[u8]) -> Result<Vec<u8>, Fault> {
+        let host = self.hosting.hosts.get().ok_or(Fault::Unsupported)?;
         Ok(host(asker, bytes))
     }
 }

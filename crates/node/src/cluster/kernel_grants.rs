@@ -16,9 +16,9 @@ use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use super::Cluster;
 use crate::error::Result;
 use crate::kernel::Kernel;
-use crate::node::Node;
 use crate::residency::inode_alias::node_id;
 use crate::stat::Stat;
 
@@ -241,7 +241,7 @@ impl Drop for KernelGrant {
 }
 
 /// A name in an answer, with the attributes of what it means, and for how long the kernel may keep
-/// both: at first if nobody else changes them, after [`Node::keep_shown`] in the cluster.
+/// both: at first if nobody else changes them, after [`Cluster::keep_shown`] in the cluster.
 #[derive(Debug, Clone)]
 pub struct Shown {
     name: Arc<[u8]>,
@@ -340,21 +340,19 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Node {
+impl Cluster {
     /// Whether what is looked at from now on of an inode, and of the entries of a directory, can be
     /// kept by the kernel in a cluster. To be asked before the look.
     #[must_use]
     pub fn basis(&self, ino: Ino) -> Option<LeaseBasis> {
-        self.cluster.as_ref()?;
         let tenure = self.meta.tenure(ino)?;
         Some(LeaseBasis { partition: ino.partition(), tenure, since: Instant::now() })
     }
 
-    /// As [`Node::basis`] for the inode that a name is believed to mean, if it is kept elsewhere than
-    /// its directory.
+    /// As [`Cluster::basis`] for the inode that a name is believed to mean, if it is kept elsewhere
+    /// than its directory.
     #[must_use]
     pub fn lease_basis_behind(&self, dir: Ino, name: &[u8]) -> Option<LeaseBasis> {
-        self.cluster.as_ref()?;
         let behind = self.meta.lookup_believed(dir, name)?;
         (behind.ino.partition() != dir.partition()).then(|| self.basis(behind.ino)).flatten()
     }
@@ -370,7 +368,6 @@ impl Node {
         shown: &mut [Shown],
         looked_up: bool,
     ) -> Vec<KernelGrant> {
-        let Some(cluster) = self.cluster.as_ref() else { return Vec::new() };
         // Entries of a directory that was split are kept elsewhere.
         let names = basis.partition == dir.partition() && self.meta.is_whole(dir);
         let mut batches = Batches::default();
@@ -379,7 +376,7 @@ impl Node {
         }
         let late = names && looked_up && shown.iter().any(|shown| shown.is_directory);
         let Batches { all, names, attributes } = batches;
-        let kernel_grants = cluster.kernel_grants.grant(all, late.then(|| basis.key()));
+        let kernel_grants = self.kernel_grants.grant(all, late.then(|| basis.key()));
         let valid = |key: LeaseKey, at: usize| {
             let grant = kernel_grants.iter().find(|grant| grant.key == key);
             grant.map_or(Duration::ZERO, |grant| grant.valid(at))
@@ -406,12 +403,11 @@ impl Node {
         to: NameIn<'_>,
         exchange: bool,
     ) -> Result<Renaming> {
-        let Some(cluster) = &self.cluster else { return Ok(Renaming::default()) };
         let basis = |dir: Ino| self.basis(dir).filter(|_| self.meta.is_whole(dir));
         let mut renaming = Renaming::default();
         let moves = [Some((from, to)), exchange.then_some((to, from))];
         for (old, new) in moves.into_iter().flatten() {
-            match cluster.kernel_grants.rename(old, basis(new.dir), new) {
+            match self.kernel_grants.rename(old, basis(new.dir), new) {
                 Ok((grant, forget)) => {
                     renaming.kernel_grants.extend(grant);
                     renaming.forget.extend(forget);
@@ -441,11 +437,10 @@ impl Node {
         stat: &Stat,
         limit: Duration,
     ) -> Option<KernelGrant> {
-        let cluster = self.cluster.as_ref()?;
         let basis = self.ground_of_attributes(basis, stat)?;
         let fact = Fact::Attributes(node_id(stat.ino, stat.alias));
         let batch = Batch { key: basis.key(), facts: vec![(fact, basis.time(limit))] };
-        cluster.kernel_grants.grant(vec![batch], None).pop()
+        self.kernel_grants.grant(vec![batch], None).pop()
     }
 
     /// What attributes stand on that were read with a basis: nothing if others may change them.

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use super::Cluster;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// Between two heartbeats.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
@@ -112,98 +111,92 @@ impl Cluster {
         let expelled = members.iter().filter(|member| member.expelled);
         seen.expelled = expelled.map(|member| (member.node, member.epoch)).collect();
     }
-}
 
-impl Node {
     /// A thread that says that this node lives, and looks who else does: from the start on, for what
     /// lies on the tiers may take long to read, and while the node is handed on.
     pub(crate) fn start_heartbeat(&self) {
-        let Some(cluster) = &self.cluster else { return };
-        if !cluster.resumed {
+        if !self.resumed {
             self.forget_orders();
         }
         let this = self.this.clone();
         let live = move || {
             let mut beat = Instant::now();
-            while let Some(node) = this.upgrade() {
-                let Some(cluster) = &node.cluster else { return };
+            while let Some(cluster) = this.upgrade() {
                 if cluster.ended.load(Ordering::Acquire) {
                     return;
                 }
                 if Instant::now() >= beat {
                     beat = Instant::now() + BEAT;
-                    node.beat(cluster);
-                    node.report_life(cluster);
+                    cluster.beat();
+                    cluster.report_life();
                 }
-                drop(node);
+                drop(cluster);
                 thread::sleep(PULSE);
             }
         };
         match thread::Builder::new().name("cluster-beat".into()).spawn(live) {
-            Ok(thread) => *cluster.heart.lock() = Some(thread),
+            Ok(thread) => *self.heart.lock() = Some(thread),
             Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
         }
     }
 
     /// A thread that takes recalls.
     pub(crate) fn start_cluster_life(&self) {
-        let Some(cluster) = &self.cluster else { return };
         let this = self.this.clone();
         let live = move || {
             let mut look = Instant::now();
             let mut stamp = None;
-            while let Some(node) = this.upgrade() {
-                let Some(cluster) = &node.cluster else { return };
+            while let Some(cluster) = this.upgrade() {
                 if cluster.is_at_rest() {
                     return;
                 }
                 let now = Instant::now();
-                let current = node.meta.recall_stamp();
+                let current = cluster.meta.recall_stamp();
                 if (current.is_some() && current != stamp) || (current.is_none() && now >= look) {
                     // Taken before the look: what comes during it makes another one.
-                    stamp = node.take_recalls(cluster).then_some(current).flatten();
+                    stamp = cluster.take_recalls().then_some(current).flatten();
                     look = now + LOOK_BLIND;
                 }
-                drop(node);
+                drop(cluster);
                 thread::sleep(LOOK);
             }
         };
         match thread::Builder::new().name("cluster".into()).spawn(live) {
-            Ok(thread) => cluster.threads.lock().push(thread),
+            Ok(thread) => self.threads.lock().push(thread),
             Err(error) => tracing::error!(%error, "what other nodes ask for is not done"),
         }
     }
 
     /// Whether a node counts as dead, also after a look at what it says of itself at this moment: it
     /// may be back since the last one.
-    pub(super) fn is_silent_now(&self, cluster: &Cluster, node: u16) -> Result<bool> {
-        if !cluster.is_silent(node) {
+    pub(super) fn is_silent_now(&self, node: u16) -> Result<bool> {
+        if !self.is_silent(node) {
             return Ok(false);
         }
-        self.look_at_members(cluster)?;
-        Ok(cluster.is_silent(node))
+        self.look_at_members()?;
+        Ok(self.is_silent(node))
     }
 
     /// Whether an incarnation counts as dead, also after a look at what it says of itself at this
     /// moment. What it has may be taken only then.
-    pub(super) fn is_dead_now(&self, cluster: &Cluster, who: Incarnation) -> Result<bool> {
-        if !cluster.is_dead(who) {
+    pub(super) fn is_dead_now(&self, who: Incarnation) -> Result<bool> {
+        if !self.is_dead(who) {
             return Ok(false);
         }
-        self.look_at_members(cluster)?;
-        Ok(cluster.is_dead(who))
+        self.look_at_members()?;
+        Ok(self.is_dead(who))
     }
 
-    pub(super) fn look_at_members(&self, cluster: &Cluster) -> Result<Vec<Member>> {
+    pub(super) fn look_at_members(&self) -> Result<Vec<Member>> {
         let asked = BootInstant::now();
         let members = self.meta.members()?;
-        cluster.saw(asked, &members);
+        self.saw(asked, &members);
         Ok(members)
     }
 
     /// Refuses what is not this node's to do any more.
     pub(crate) fn check_fence(&self) -> Result<()> {
-        match self.cluster.as_ref().is_some_and(Cluster::is_fenced) {
+        match self.is_fenced() {
             true => Err(NodeError::Posix(Errno::STALE)),
             false => Ok(()),
         }
@@ -215,10 +208,9 @@ impl Node {
     /// `ESTALE` if it is fenced. If it may be and does not know, as nobody has heard of it for long, it
     /// asks.
     pub fn may_change(&self, context: &Context) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
-        if !cluster.is_fenced() && cluster.has_lost_its_lease() {
+        if !self.is_fenced() && self.has_lost_its_lease() {
             context.wait()?;
-            self.say_alive(cluster)?;
+            self.say_alive()?;
         }
         self.check_fence()
     }
@@ -228,10 +220,7 @@ impl Node {
     /// # Errors
     /// `Lost`.
     pub fn tell_losses(&self, ino: Ino, teller: Teller) -> Result<()> {
-        match &self.cluster {
-            Some(_) => Ok(self.meta.tell_losses(ino, teller)?),
-            None => Ok(()),
-        }
+        Ok(self.meta.tell_losses(ino, teller)?)
     }
 
     /// Refuses a change of the backing store that is not this node's to make any more: a worker may
@@ -240,20 +229,19 @@ impl Node {
     /// # Errors
     /// `ESTALE` if this node is fenced; if it may be and can't find out, what the metadata say.
     pub(crate) fn may_change_store(&self) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
-        if !cluster.is_fenced() && cluster.has_lost_its_lease() {
-            self.say_alive(cluster)?;
+        if !self.is_fenced() && self.has_lost_its_lease() {
+            self.say_alive()?;
         }
         self.check_fence()
     }
 
     /// Says that this node lives, and hears whether it still counts.
-    pub(super) fn say_alive(&self, cluster: &Cluster) -> Result<()> {
+    pub(super) fn say_alive(&self) -> Result<()> {
         let asked = BootInstant::now();
         if self.meta.beat()? {
-            let mut beaten = cluster.beaten.lock();
+            let mut beaten = self.beaten.lock();
             *beaten = asked.max(*beaten);
-        } else if !cluster.fenced.swap(true, Ordering::AcqRel) {
+        } else if !self.fenced.swap(true, Ordering::AcqRel) {
             tracing::error!(
                 "another daemon has taken this node's place in the cluster, or others have taken over \
                  its files: nothing is written here any more; unmount"
@@ -262,17 +250,17 @@ impl Node {
         Ok(())
     }
 
-    fn beat(&self, cluster: &Cluster) {
+    fn beat(&self) {
         fail::fail_point!("node.cluster.beat");
-        if let Err(error) = self.say_alive(cluster) {
+        if let Err(error) = self.say_alive() {
             tracing::warn!(%error, "the metadata cluster did not hear this node");
         }
-        match self.look_at_members(cluster) {
+        match self.look_at_members() {
             Ok(members) => {
-                if let Some(peers) = cluster.peers.get() {
+                if let Some(peers) = self.peers.get() {
                     peers.learn(&members);
                 }
-                self.hear(cluster, members);
+                self.hear(members);
             }
             Err(error) => tracing::debug!(%error, "the other nodes are not known"),
         }

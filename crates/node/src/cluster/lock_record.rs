@@ -12,7 +12,6 @@ use rustix::io::Errno;
 
 use super::Cluster;
 use crate::error::Result;
-use crate::node::Node;
 
 const STRIPES: usize = 64;
 /// Of one change, while others change the same.
@@ -30,7 +29,6 @@ impl Default for LockRecords {
 
 /// The locks of one file; no other thread of this node changes them meanwhile.
 pub(super) struct LockRecord<'a> {
-    node: &'a Node,
     cluster: &'a Cluster,
     ino: Ino,
     known: MutexGuard<'a, HashMap<u64, Locks>>,
@@ -50,12 +48,10 @@ impl Cluster {
         }
         self.is_dead(Incarnation { node, epoch: who.epoch.0 })
     }
-}
 
-impl Node {
-    pub(super) fn lock_record<'a>(&'a self, cluster: &'a Cluster, ino: Ino) -> LockRecord<'a> {
-        let stripe = &cluster.lock_records.0[ino.0 as usize % STRIPES];
-        LockRecord { node: self, cluster, ino, known: stripe.lock() }
+    pub(super) fn lock_record(&self, ino: Ino) -> LockRecord<'_> {
+        let stripe = &self.lock_records.0[ino.0 as usize % STRIPES];
+        LockRecord { cluster: self, ino, known: stripe.lock() }
     }
 }
 
@@ -66,27 +62,27 @@ impl LockRecord<'_> {
     /// # Errors
     /// If the metadata can't be changed; `EAGAIN` if others were always first.
     pub fn change<T>(&mut self, mut change: impl FnMut(&mut Locks) -> T) -> Result<T> {
-        let (node, ino) = (self.node, self.ino);
+        let (cluster, ino) = (self.cluster, self.ino);
         // Not there after a failure: what is known then may not be so.
         let (mut before, mut is_now) = (self.known.remove(&ino.0).unwrap_or_default(), false);
         for _ in 0..ATTEMPTS {
             let mut after = before.clone();
-            if after.fence(|who| self.cluster.is_gone(who)) {
+            if after.fence(|who| cluster.is_gone(who)) {
                 // What it has is free only if it gives no sign of life at this moment either.
-                node.look_at_members(self.cluster)?;
+                cluster.look_at_members()?;
                 after = before.clone();
-                after.fence(|who| self.cluster.is_gone(who));
+                after.fence(|who| cluster.is_gone(who));
             }
             let done = change(&mut after);
             let changed = after != before;
-            if changed && node.meta.replace_locks(ino, &before, &after)? || !changed && is_now {
-                let me = self.cluster.as_holder();
+            if changed && cluster.meta.replace_locks(ino, &before, &after)? || !changed && is_now {
+                let me = cluster.as_holder();
                 if after.held().iter().any(|lock| lock.holder.incarnation == me) {
                     self.known.insert(ino.0, after);
                 }
                 return Ok(done);
             }
-            (before, is_now) = (node.meta.locks(ino)?, true);
+            (before, is_now) = (cluster.meta.locks(ino)?, true);
         }
         Err(Errno::AGAIN.into())
     }

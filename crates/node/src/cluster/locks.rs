@@ -20,7 +20,6 @@ use super::Cluster;
 use super::lock_record::LockRecord;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// Programs of this node that may wait for locks at once.
 const MAX_WAITS: usize = 1 << 16;
@@ -211,35 +210,35 @@ impl FileLocks {
     }
 }
 
-impl Node {
-    fn locking(&self) -> Result<&Cluster> {
-        let cluster = self.cluster.as_ref().ok_or(NodeError::Posix(Errno::NOSYS))?;
-        if !cluster.has_lost_its_lease() {
-            return Ok(cluster);
+impl Cluster {
+    /// Locks are given only while nobody else takes them away.
+    fn check_lease_for_locks(&self) -> Result<()> {
+        if !self.has_lost_its_lease() {
+            return Ok(());
         }
         // Others may take away what this node would lock now, unless they get its heartbeat first, which
         // can be late on a machine that has much to do.
-        if !cluster.is_fenced()
-            && let Err(error) = self.say_alive(cluster)
+        if !self.is_fenced()
+            && let Err(error) = self.say_alive()
         {
             tracing::debug!(%error, "no locks are given while the heartbeat of this node does not arrive");
         }
-        match cluster.has_lost_its_lease() {
+        match self.has_lost_its_lease() {
             true => Err(Errno::NOLCK.into()),
-            false => Ok(cluster),
+            false => Ok(()),
         }
     }
 
     /// What keeps a program from a lock, if anything.
     ///
     /// # Errors
-    /// `ENOSYS` without a cluster; `ENOLCK` while this node may count as dead.
+    /// `ENOLCK` while this node may count as dead.
     pub fn find_lock(&self, ino: Ino, request: &LockRequest) -> Result<Option<InTheWay>> {
-        let cluster = self.locking()?;
-        let locks = self.lock_record(cluster, ino).look()?;
-        let blocker = locks.blocker(&request.lock(cluster));
+        self.check_lease_for_locks()?;
+        let locks = self.lock_record(ino).look()?;
+        let blocker = locks.blocker(&request.lock(self));
         Ok(blocker.map(|Lock { holder, span, mode, pid }| {
-            let here = holder.incarnation == cluster.as_holder();
+            let here = holder.incarnation == self.as_holder();
             InTheWay { span, mode, pid: if here { pid } else { 0 } }
         }))
     }
@@ -248,15 +247,15 @@ impl Node {
     ///
     /// # Errors
     /// `EAGAIN` if something is in the way, `ENOLCK` for too many locks of one file; as
-    /// [`Node::find_lock`].
+    /// [`Cluster::find_lock`].
     pub fn try_lock(&self, ino: Ino, request: &LockRequest) -> Result<()> {
-        let cluster = self.locking()?;
-        let mut record = self.lock_record(cluster, ino);
+        self.check_lease_for_locks()?;
+        let mut record = self.lock_record(ino);
         if !self.note_lock_owner(ino, request) {
             return Err(Errno::NOLCK.into());
         }
-        let leaving = cluster.locks.enter(ino, request);
-        let (holder, lock) = (request.holder(cluster), request.lock(cluster));
+        let leaving = self.locks.enter(ino, request);
+        let (holder, lock) = (request.holder(self), request.lock(self));
         let outcome = record.change(|locks| {
             if leaving {
                 locks.release(holder, Span::ALL);
@@ -273,19 +272,18 @@ impl Node {
     /// Locks, now or when nothing is in the way any more; `done` hears of it. The ticket, of this
     /// node's own choice, is used once.
     pub fn lock(&self, ino: Ino, request: LockRequest, ticket: u64, done: LockDone) {
-        let cluster = match self.locking() {
-            Ok(cluster) => cluster,
-            Err(error) => return done(Waited::Ended(Err(error))),
-        };
+        if let Err(error) = self.check_lease_for_locks() {
+            return done(Waited::Ended(Err(error)));
+        }
         // Held until the record has it: who cancels, or is forgotten, comes before or after all of this.
-        let mut record = self.lock_record(cluster, ino);
+        let mut record = self.lock_record(ino);
         if !self.note_lock_owner(ino, &request) {
             drop(record);
             return done(Waited::Ended(Err(Errno::NOLCK.into())));
         }
         let wait = Wait { ino, request, done: Some(done), cancelled: false };
         {
-            let mut waits = cluster.locks.waits.lock();
+            let mut waits = self.locks.waits.lock();
             if waits.by_ticket.len() < MAX_WAITS {
                 waits.by_ticket.insert(ticket, wait);
             } else if let Some(done) = wait.done {
@@ -293,8 +291,8 @@ impl Node {
                 return done(Waited::Ended(Err(Errno::NOLCK.into())));
             }
         }
-        let leaving = cluster.locks.enter(ino, &request);
-        let (holder, lock) = (request.holder(cluster), request.lock(cluster));
+        let leaving = self.locks.enter(ino, &request);
+        let (holder, lock) = (request.holder(self), request.lock(self));
         let mut attempt = |waits: bool| {
             record.change(|locks| {
                 if leaving {
@@ -311,7 +309,7 @@ impl Node {
         let mut outcome = attempt(request.family == Family::Whole);
         if request.family == Family::Ranges && matches!(outcome, Ok(Ok(Outcome::Blocked(_)))) {
             // Before it stands in the queue, so that who closes a circle finds all the others.
-            if let Err(error) = self.note_lock_waits(cluster, ino) {
+            if let Err(error) = self.note_lock_waits(ino) {
                 tracing::debug!(%ino, %error, "a circle of waiters may not be found out");
             }
             outcome = attempt(true);
@@ -319,14 +317,14 @@ impl Node {
         drop(record);
         let told = match outcome {
             Ok(Ok(Outcome::Blocked(_))) => {
-                cluster.locks.wake();
-                return self.end_circle(cluster, ino, holder, ticket);
+                self.locks.wake();
+                return self.end_circle(ino, holder, ticket);
             }
             Ok(Ok(Outcome::Held)) => Ok(()),
             Ok(Err(TooMany)) => Err(Errno::NOLCK.into()),
-            Err(error) => return self.give_up_wait(cluster, ticket, error),
+            Err(error) => return self.give_up_wait(ticket, error),
         };
-        if let Some(done) = cluster.locks.take(ticket) {
+        if let Some(done) = self.locks.take(ticket) {
             done(Waited::Ended(told));
         }
     }
@@ -334,10 +332,9 @@ impl Node {
     /// Whoever waits under this ticket waits no longer; `done` hears `EINTR` soon, unless the lock is
     /// held by then. Never waits itself.
     pub fn stop_waiting(&self, ticket: u64) {
-        let Some(cluster) = &self.cluster else { return };
-        if let Some(wait) = cluster.locks.waits.lock().by_ticket.get_mut(&ticket) {
+        if let Some(wait) = self.locks.waits.lock().by_ticket.get_mut(&ticket) {
             wait.cancelled = true;
-            cluster.locks.wake.notify_all();
+            self.locks.wake.notify_all();
         }
     }
 
@@ -346,20 +343,18 @@ impl Node {
     /// # Errors
     /// If the metadata can't be changed: then it goes when the file is closed.
     pub fn unlock(&self, ino: Ino, request: &LockRequest) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Err(Errno::NOSYS.into()) };
-        if !cluster.locks.has(ino, request.family, request.owner) {
+        if !self.locks.has(ino, request.family, request.owner) {
             return Ok(());
         }
-        self.release_locks(cluster, ino, request.holder(cluster), request.span)
+        self.release_locks(ino, request.holder(self), request.span)
     }
 
-    fn release_locks(&self, cluster: &Cluster, ino: Ino, holder: Holder, span: Span) -> Result<()> {
-        self.release_from(cluster, self.lock_record(cluster, ino), ino, holder, span)
+    fn release_locks(&self, ino: Ino, holder: Holder, span: Span) -> Result<()> {
+        self.release_from(self.lock_record(ino), ino, holder, span)
     }
 
     fn release_from(
         &self,
-        cluster: &Cluster,
         mut record: LockRecord<'_>,
         ino: Ino,
         holder: Holder,
@@ -370,7 +365,7 @@ impl Node {
             has_any(locks, holder)
         })?;
         if !has_more {
-            cluster.locks.forget(ino, holder.family, holder.owner);
+            self.locks.forget(ino, holder.family, holder.owner);
             self.forget_lock_owner(ino, holder.family, holder.owner);
         }
         Ok(())
@@ -381,25 +376,23 @@ impl Node {
     /// # Errors
     /// As [`Context::wait`], if it has any.
     pub fn unlock_all(&self, context: &Context, ino: Ino, owner: u64) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
-        if !cluster.locks.has(ino, Family::Ranges, owner) {
+        if !self.locks.has(ino, Family::Ranges, owner) {
             return Ok(());
         }
         context.wait()?;
-        let incarnation = cluster.as_holder();
+        let incarnation = self.as_holder();
         let holder = Holder { family: Family::Ranges, incarnation, owner };
-        if let Err(error) = self.release_locks(cluster, ino, holder, Span::ALL) {
+        if let Err(error) = self.release_locks(ino, holder, Span::ALL) {
             tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
-            cluster.locks.mark(ino, |known| (known.family, known.owner) == (Family::Ranges, owner));
+            self.locks.mark(ino, |known| (known.family, known.owner) == (Family::Ranges, owner));
         }
         Ok(())
     }
 
     /// An open file is gone: so are the locks that were taken through it alone.
     pub fn handle_is_gone(&self, ino: Ino, fh: u64) {
-        let Some(cluster) = &self.cluster else { return };
-        if cluster.locks.files.load(Ordering::Acquire) > 0 {
-            cluster.locks.mark(ino, |owner| {
+        if self.locks.files.load(Ordering::Acquire) > 0 {
+            self.locks.mark(ino, |owner| {
                 owner.handles.retain(|handle| *handle != fh);
                 owner.handles.is_empty()
             });
@@ -408,88 +401,85 @@ impl Node {
 
     /// A thread that gives locks to those who wait, and takes them from those who are gone.
     pub(crate) fn start_cluster_locks(&self) {
-        let Some(cluster) = &self.cluster else { return };
-        self.begin_to_note_waits(cluster);
+        self.begin_to_note_waits();
         let this = self.this.clone();
         let look_after = move || {
             let mut looked = HashMap::new();
             let since = Instant::now();
             let mut strays = false;
-            while let Some(node) = this.upgrade() {
-                let Some(cluster) = &node.cluster else { return };
+            while let Some(cluster) = this.upgrade() {
                 let stopping = cluster.is_at_rest();
-                node.let_leavers_go(cluster);
+                cluster.let_leavers_go();
                 if stopping {
                     return;
                 }
-                node.serve_waits(cluster, &mut looked);
+                cluster.serve_waits(&mut looked);
                 if cluster.resumed && !strays && since.elapsed() > ALL_ASKED {
-                    strays = node.drop_stray_waiters(cluster);
+                    strays = cluster.drop_stray_waiters();
                 }
                 cluster.locks.rest();
             }
         };
         match thread::Builder::new().name("cluster-locks".into()).spawn(look_after) {
-            Ok(thread) => cluster.threads.lock().push(thread),
+            Ok(thread) => self.threads.lock().push(thread),
             Err(error) => tracing::error!(%error, "who waits for a lock will wait for ever"),
         }
     }
 
-    fn let_leavers_go(&self, cluster: &Cluster) {
-        if !std::mem::take(&mut cluster.locks.waits.lock().leavers) {
+    fn let_leavers_go(&self) {
+        if !std::mem::take(&mut self.locks.waits.lock().leavers) {
             return;
         }
-        for (ino, family, owner) in cluster.locks.leavers() {
-            let holder = Holder { family, incarnation: cluster.as_holder(), owner };
+        for (ino, family, owner) in self.locks.leavers() {
+            let holder = Holder { family, incarnation: self.as_holder(), owner };
             // Whoever locks has this in hand as well.
-            let record = self.lock_record(cluster, ino);
-            if !cluster.locks.leaves(ino, family, owner) {
+            let record = self.lock_record(ino);
+            if !self.locks.leaves(ino, family, owner) {
                 continue;
             }
-            if let Err(error) = self.release_from(cluster, record, ino, holder, Span::ALL) {
+            if let Err(error) = self.release_from(record, ino, holder, Span::ALL) {
                 tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
-                cluster.locks.waits.lock().leavers = true;
+                self.locks.waits.lock().leavers = true;
                 thread::sleep(LOOK_BLIND);
             }
         }
     }
 
-    fn serve_waits(&self, cluster: &Cluster, looked: &mut HashMap<u64, Looked>) {
+    fn serve_waits(&self, looked: &mut HashMap<u64, Looked>) {
         let (mut files, mut cancelled) = (BTreeSet::new(), BTreeSet::new());
-        for wait in cluster.locks.waits.lock().by_ticket.values() {
+        for wait in self.locks.waits.lock().by_ticket.values() {
             files.insert(wait.ino.0);
             if wait.cancelled || wait.done.is_none() {
                 cancelled.insert(wait.ino.0);
             }
         }
         looked.retain(|ino, _| files.contains(ino));
-        self.forget_lock_waits(cluster);
-        if cluster.has_lost_its_lease() {
+        self.forget_lock_waits();
+        if self.has_lost_its_lease() {
             // What others have taken away meanwhile is asked for again when they hear us again.
             files.retain(|ino| cancelled.contains(ino));
         }
         for ino in files {
             let stamp = self.meta.locks_stamp(Ino(ino));
             let due = looked.get(&ino).is_none_or(|last| last.is_old(stamp));
-            if (due || cancelled.contains(&ino)) && self.serve_waits_of(cluster, Ino(ino)) {
+            if (due || cancelled.contains(&ino)) && self.serve_waits_of(Ino(ino)) {
                 looked.insert(ino, Looked { stamp, when: Instant::now() });
             }
         }
     }
 
     /// Tells those who wait for locks of a file and have them; whether all could be looked at.
-    fn serve_waits_of(&self, cluster: &Cluster, ino: Ino) -> bool {
-        let mut record = self.lock_record(cluster, ino);
+    fn serve_waits_of(&self, ino: Ino) -> bool {
+        let mut record = self.lock_record(ino);
         let of_file = |(ticket, wait): (&u64, &Wait)| {
             let cancelled = wait.cancelled || wait.done.is_none();
             (wait.ino == ino).then_some((*ticket, wait.request, cancelled, wait.done.is_none()))
         };
-        let waits: Vec<_> =
-            cluster.locks.waits.lock().by_ticket.iter().filter_map(of_file).collect();
-        let me = cluster.as_holder();
+        let waits: Vec<_> = self.locks.waits.lock().by_ticket.iter().filter_map(of_file).collect();
+        let me = self.as_holder();
         let outcome = record.change(|locks| {
             let step = |&(ticket, request, cancelled, told): &(u64, LockRequest, bool, bool)| {
-                let wanted = request.lock(cluster);
+                let wanted = request.lock(self);
                 let waiting = locks.is_waiting(me, ticket);
                 if cancelled {
                     locks.cancel(me, ticket);
@@ -514,7 +504,7 @@ impl Node {
         match outcome {
             Ok(ended) => {
                 for (ticket, told) in ended {
-                    if let Some(done) = cluster.locks.take(ticket) {
+                    if let Some(done) = self.locks.take(ticket) {
                         done(Waited::Ended(told.map_err(NodeError::from)));
                     }
                 }
@@ -524,7 +514,7 @@ impl Node {
                 tracing::warn!(%ino, %error, "who waits for a lock is looked at again later");
                 for (ticket, _, cancelled, _) in waits {
                     if cancelled {
-                        self.give_up_wait(cluster, ticket, Errno::INTR.into());
+                        self.give_up_wait(ticket, Errno::INTR.into());
                     }
                 }
                 false
@@ -533,8 +523,8 @@ impl Node {
     }
 
     /// Tells a failure, and leaves it to the thread to see that the record says the same.
-    fn give_up_wait(&self, cluster: &Cluster, ticket: u64, error: NodeError) {
-        let done = match cluster.locks.waits.lock().by_ticket.get_mut(&ticket) {
+    fn give_up_wait(&self, ticket: u64, error: NodeError) {
+        let done = match self.locks.waits.lock().by_ticket.get_mut(&ticket) {
             Some(wait) => wait.done.take(),
             None => None,
         };

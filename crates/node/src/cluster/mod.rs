@@ -7,7 +7,13 @@
 //! nodes write one file at once.
 //!
 //! What a node believes to be dead it takes nothing from but the right to work on an inode in the
-//! backing store; files that a dead node owned wait for its return.
+//! backing store, and files of which other nodes have copies; all others wait for its return.
+//!
+//! [`Cluster`] owns what this node knows of the others and has agreed on with them: who lives, the files
+//! that it owns, the locks of its programs, what its kernel may keep, and the copies that it has of what
+//! others have written, and they of what it has. It stands on `residency` and `writeback`, which ask it
+//! for the other nodes by their seams. It knows no requests, no names and no streams: a node alone has
+//! none of it, and whoever stands above says what is done then.
 
 mod deadlock;
 pub(crate) mod faults;
@@ -37,20 +43,22 @@ mod write_pins;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{BootInstant, Incarnation, MetaStore, Record};
 use forebay_store::DirBacking;
-use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::config::ClusterConfig;
 use crate::error::{NodeError, Result};
 use crate::hand_over_state::Membership;
-use crate::node::Node;
-use crate::pool::Pool;
+use crate::kernel::Kernel;
+use crate::metrics::Metrics;
+use crate::pool::{Pool, Urgency};
+use crate::residency::Residency;
+use crate::writeback::Writeback;
 
 pub(crate) use file::FileInCluster;
 pub use hosting::TaskHost;
@@ -59,8 +67,8 @@ pub use locks::{InTheWay, LockDone, LockRequest, Waited};
 pub use nodes::NodeReport;
 pub(crate) use pages::Seen;
 use peers::Peers;
-pub(crate) use redundancy::REDUNDANCY;
 pub use redundancy::{FileTotals, SafetyReport};
+pub(crate) use redundancy::{REDUNDANCY, check_redundancy};
 pub use terms::{
     ClusterReport, ClusterTerms, NewTerms, cluster_terms, look_at_cluster, set_cluster_terms,
 };
@@ -81,7 +89,21 @@ pub(crate) const SECRET: &str = "cluster.secret";
 pub(crate) const NO_SECRET: &str = "off";
 
 /// This node's part in its cluster.
-pub(crate) struct Cluster {
+///
+/// Holds: what a node owns is written by no other; nothing is taken from a node that has shown a sign of
+/// life since it counted as dead; whoever may count as dead itself gives no locks and begins no work.
+pub struct Cluster {
+    // What it was given, and others have as well.
+    meta: Arc<MetaStore>,
+    metrics: Arc<Metrics>,
+    kernel: Arc<OnceLock<Arc<dyn Kernel>>>,
+    /// Threads that wait for slow devices.
+    slow: Arc<Pool>,
+    stopping: Arc<AtomicBool>,
+    residency: Arc<Residency>,
+    pub(crate) writeback: Arc<Writeback>,
+    // Its own.
+    this: Weak<Cluster>,
     me: Incarnation,
     config: ClusterConfig,
     write_pins: write_pins::WritePins,
@@ -125,43 +147,90 @@ pub(crate) struct Cluster {
     pub(crate) kernel_grants: Arc<kernel_grants::KernelGrants>,
 }
 
-impl Cluster {
-    /// `store`: where what it writes back is published by renames alone, so that others can shut it out.
+/// A node that has joined a cluster, before it is known what lies on its tiers.
+pub(crate) struct Joined {
+    pub(crate) me: Incarnation,
+    pub(crate) config: ClusterConfig,
+    /// The daemon before this one, under the same programs.
+    pub(crate) former: Option<Membership>,
+    /// Where what it writes back is published by renames alone, so that others can shut it out.
+    pub(crate) store: Option<Arc<DirBacking>>,
+    pub(crate) kernel_grants: Arc<kernel_grants::KernelGrants>,
+    /// The join counted as its first heartbeat.
+    since: BootInstant,
+}
+
+impl Joined {
     pub(crate) fn new(
         me: Incarnation,
         config: ClusterConfig,
         former: Option<&Membership>,
         store: Option<Arc<DirBacking>>,
     ) -> Self {
-        Cluster {
-            safety: redundancy::Safety::new(config.repair_rate),
-            me,
-            started: BootInstant::now(),
-            seen: Mutex::new(life::Seen::new(config.lease)),
-            store,
-            works: Mutex::default(),
-            config,
-            write_pins: write_pins::WritePins::default(),
-            recalls: recalls::Recalls::default(),
-            beaten: Mutex::new(BootInstant::now()),
-            fenced: AtomicBool::new(false),
-            resting: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-            heart: Mutex::default(),
-            threads: Mutex::default(),
-            listens: Mutex::new(former.map(|former| former.listens.clone()).unwrap_or_default()),
-            resumed: former.is_some(),
-            lock_records: lock_record::LockRecords::default(),
-            locks: locks::FileLocks::default(),
-            nodes: nodes::Nodes::default(),
-            pages: pages::Pages::default(),
-            orders: orders::Orders::default(),
-            workers: Pool::new(WORKERS, MAX_RECALLS),
-            turns: replay_cache::ReplayCache::new(),
-            kernel_grants: kernel_grants::KernelGrants::new(),
-            peers: OnceLock::new(),
-            hosting: hosting::Hosting::default(),
-        }
+        let (former, kernel_grants) = (former.cloned(), kernel_grants::KernelGrants::new());
+        Joined { me, config, former, store, kernel_grants, since: BootInstant::now() }
+    }
+
+    /// As [`Cluster::enter_store`].
+    pub(crate) fn enter_store(&self) -> Result<()> {
+        work::enter_store(self.store.as_deref(), self.me.epoch)
+    }
+}
+
+impl Cluster {
+    /// Looks at nothing yet. `below` makes the rooms that it stands on, which ask it for the other nodes.
+    pub(crate) fn new(
+        joined: Joined,
+        below: impl FnOnce(&Weak<Cluster>) -> Arc<Writeback>,
+    ) -> Arc<Self> {
+        let Joined { me, config, former, store, kernel_grants, since } = joined;
+        Arc::new_cyclic(|this| {
+            let writeback = below(this);
+            let residency = writeback.residency.clone();
+            Cluster {
+                meta: residency.meta.clone(),
+                metrics: residency.metrics.clone(),
+                kernel: residency.kernel.clone(),
+                slow: residency.slow.clone(),
+                stopping: residency.stopping.clone(),
+                safety: redundancy::Safety::new(residency.clone(), config.repair_rate),
+                residency,
+                writeback,
+                this: this.clone(),
+                me,
+                started: since,
+                seen: Mutex::new(life::Seen::new(config.lease)),
+                store,
+                works: Mutex::default(),
+                config,
+                write_pins: write_pins::WritePins::default(),
+                recalls: recalls::Recalls::default(),
+                beaten: Mutex::new(since),
+                fenced: AtomicBool::new(false),
+                resting: AtomicBool::new(false),
+                ended: AtomicBool::new(false),
+                heart: Mutex::default(),
+                threads: Mutex::default(),
+                resumed: former.is_some(),
+                listens: Mutex::new(former.map(|former| former.listens).unwrap_or_default()),
+                lock_records: lock_record::LockRecords::default(),
+                locks: locks::FileLocks::default(),
+                nodes: nodes::Nodes::default(),
+                pages: pages::Pages::default(),
+                orders: orders::Orders::default(),
+                workers: Pool::new(WORKERS, MAX_RECALLS),
+                turns: replay_cache::ReplayCache::new(),
+                kernel_grants,
+                peers: OnceLock::new(),
+                hosting: hosting::Hosting::default(),
+            }
+        })
+    }
+
+    /// Runs `job` on a thread that may wait; false if the pool is full or closed.
+    fn later(&self, job: impl FnOnce(&Cluster) + Send + 'static) -> bool {
+        let Some(this) = self.this.upgrade() else { return true };
+        self.slow.run(Urgency::Background, move || job(&this)).is_ok()
     }
 
     /// Which start of this node it is.
@@ -183,6 +252,21 @@ impl Cluster {
         record.owner.is_some_and(|owner| owner.node == self.me.node)
     }
 
+    /// Whether another node owns the file.
+    pub(crate) fn is_elsewhere(&self, record: &Record) -> bool {
+        record.owner.is_some() && !self.is_mine(record)
+    }
+
+    /// Says that this node ends; in good order if it has nothing left to write back.
+    pub(crate) fn leave(&self, in_order: bool) {
+        if !in_order || self.meta.backlog_len() > 0 {
+            return;
+        }
+        if let Err(error) = self.meta.leave() {
+            tracing::warn!(%error, "other nodes will take this one for dead");
+        }
+    }
+
     /// Lets no other node begin anything here.
     pub(crate) fn close_to_peers(&self) {
         if let Some(peers) = self.peers.get() {
@@ -202,37 +286,6 @@ impl Cluster {
         let until = Instant::now() + limit;
         let ended = self.end_threads(limit);
         self.workers.close(until.saturating_duration_since(Instant::now())) && ended
-    }
-}
-
-impl Node {
-    /// Whether this node is one of a cluster.
-    pub fn is_clustered(&self) -> bool {
-        self.cluster.is_some()
-    }
-
-    /// Whether another node owns the file.
-    pub(crate) fn is_elsewhere(&self, record: &Record) -> bool {
-        let mine = |cluster: &Cluster| cluster.is_mine(record);
-        record.owner.is_some() && !self.cluster.as_ref().is_some_and(mine)
-    }
-
-    /// The record of an inode: in a cluster as it is now, whatever is cached.
-    pub(crate) fn record_now(&self, ino: Ino) -> Result<Arc<Record>> {
-        Ok(match self.cluster {
-            Some(_) => self.meta.get_now(ino)?,
-            None => self.meta.get(ino)?,
-        })
-    }
-
-    /// Says that this node ends; in good order if it has nothing left to write back.
-    pub(crate) fn leave_cluster(&self, in_order: bool) {
-        if self.cluster.is_none() || !in_order || self.meta.backlog_len() > 0 {
-            return;
-        }
-        if let Err(error) = self.meta.leave() {
-            tracing::warn!(%error, "other nodes will take this one for dead");
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use forebay_peer::message::Fault;
 use forebay_peer::{Body, Client};
 use prost::Message;
 
-use crate::node::Node;
+use super::Cluster;
 
 /// Names of directories mean something else than before.
 pub(crate) const MOVED: u32 = 48;
@@ -44,11 +44,10 @@ struct Name {
     name: Vec<u8>,
 }
 
-impl Node {
+impl Cluster {
     /// Tells the other nodes which names directories no longer have after a rename.
     pub(crate) fn tell_of_moved(&self, renamed: &Renamed, from: NameIn<'_>, to: NameIn<'_>) {
-        let Some(cluster) = &self.cluster else { return };
-        let Some(peers) = cluster.peers.get() else { return };
+        let Some(peers) = self.peers.get() else { return };
         let exchanged = renamed.exchanged.as_ref().map(|record| (record, to));
         let ends = [(&renamed.moved, from)].into_iter().chain(exchanged);
         let ends = ends.filter(|(record, _)| record.is_directory());
@@ -62,8 +61,7 @@ impl Node {
             Ok(members) => peers.learn(&members),
             Err(error) => tracing::debug!(%error, "who has joined is not known"),
         }
-        let others =
-            cluster.within_reach(peers).into_iter().filter(|node| *node != cluster.me.node);
+        let others = self.within_reach(peers).into_iter().filter(|node| *node != self.me.node);
         let others: Vec<Arc<Client>> = others.filter_map(|node| peers.client(node)).collect();
         let moved = Moved { names };
         let body = Body::Bytes(moved.encode_to_vec());

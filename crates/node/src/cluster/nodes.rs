@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use super::Cluster;
 use crate::error::Result;
-use crate::node::Node;
 
 /// Between two looks at what other nodes say.
 const LOOK: Duration = Duration::from_secs(2);
@@ -77,20 +76,19 @@ impl Nodes {
     }
 }
 
-impl Node {
-    /// The number of this node in its cluster, if it is in one.
-    pub fn cluster_number(&self) -> Option<u16> {
-        self.cluster.as_ref().map(|cluster| cluster.me.node)
+impl Cluster {
+    /// The number of this node in its cluster.
+    pub fn number(&self) -> u16 {
+        self.me.node
     }
 
     /// All nodes that have ever joined, as of the last heartbeat; asks nobody.
-    pub fn cluster_nodes(&self) -> Vec<NodeReport> {
-        let Some(cluster) = &self.cluster else { return Vec::new() };
-        let heard = cluster.nodes.0.lock();
+    pub fn nodes(&self) -> Vec<NodeReport> {
+        let heard = self.nodes.0.lock();
         let report = |member: &Member| {
             let node = member.node;
             let order = heard.orders.get(&node);
-            let dead = !member.left && node != cluster.me.node && cluster.is_silent(node);
+            let dead = !member.left && node != self.me.node && self.is_silent(node);
             NodeReport {
                 node,
                 host: member.address.clone(),
@@ -103,7 +101,7 @@ impl Node {
                     Some(LeaveOrder::Refused(why)) if !member.left => Some(why.clone()),
                     _ => None,
                 },
-                silence: cluster.silence_of(node),
+                silence: self.silence_of(node),
                 status: match member.left {
                     true => NodeStatus::default(),
                     false => heard.node_statuses.get(&node).copied().unwrap_or_default(),
@@ -118,9 +116,7 @@ impl Node {
         let (backlog, lost) = (self.meta.backlog_len(), self.meta.losses().changes);
         let mut status = NodeStatus { backlog, lost, ..NodeStatus::default() };
         status.room = self.residency.tiers.iter().map(|slot| slot.room.size()).sum();
-        if let Some(cluster) = &self.cluster {
-            (status.held, status.moving) = self.kept_and_moving(cluster);
-        }
+        (status.held, status.moving) = self.kept_and_moving();
         self.residency.residents.for_each(|_, resident| {
             if resident.dirty {
                 status.files += 1;
@@ -131,21 +127,21 @@ impl Node {
     }
 
     /// Tells the others what this node has, and hears what it is told.
-    pub(super) fn report_life(&self, cluster: &Cluster) {
+    pub(super) fn report_life(&self) {
         match self.meta.report_node_status(&self.node_status()) {
-            Ok(leave) => cluster.orders.hear(leave),
+            Ok(leave) => self.orders.hear(leave),
             Err(error) => tracing::debug!(%error, "the others do not hear what this node has"),
         }
     }
 
     /// Keeps what is known of the other nodes.
-    pub(super) fn hear(&self, cluster: &Cluster, members: Vec<Member>) {
+    pub(super) fn hear(&self, members: Vec<Member>) {
         let due = {
-            let mut heard = cluster.nodes.0.lock();
+            let mut heard = self.nodes.0.lock();
             heard.members = members;
             heard.looked.is_none_or(|looked| looked.elapsed() >= LOOK)
         };
-        if due && let Err(error) = self.look_at_node_statuses(cluster) {
+        if due && let Err(error) = self.look_at_node_statuses() {
             tracing::debug!(%error, "what the other nodes have is not known");
         }
     }
@@ -154,16 +150,15 @@ impl Node {
     ///
     /// # Errors
     /// If the metadata can't be read.
-    pub fn refresh_cluster(&self) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
+    pub fn refresh(&self) -> Result<()> {
         let members = self.meta.members()?;
-        cluster.nodes.0.lock().members = members;
-        self.look_at_node_statuses(cluster)
+        self.nodes.0.lock().members = members;
+        self.look_at_node_statuses()
     }
 
-    fn look_at_node_statuses(&self, cluster: &Cluster) -> Result<()> {
+    fn look_at_node_statuses(&self) -> Result<()> {
         let (node_statuses, orders) = (self.meta.node_statuses()?, self.meta.leave_orders()?);
-        let mut heard = cluster.nodes.0.lock();
+        let mut heard = self.nodes.0.lock();
         (heard.node_statuses, heard.orders) = (node_statuses, orders);
         heard.looked = Some(Instant::now());
         Ok(())

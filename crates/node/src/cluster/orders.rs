@@ -3,12 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_meta::{Error as MetaError, Owned};
-use rustix::io::Errno;
 
 use super::Cluster;
 use crate::clock;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// What this node was told to do.
 #[derive(Default)]
@@ -20,14 +18,10 @@ impl Orders {
     }
 }
 
-impl Node {
-    pub(super) fn in_cluster(&self) -> Result<&Cluster> {
-        self.cluster.as_ref().ok_or(NodeError::Posix(Errno::OPNOTSUPP))
-    }
-
+impl Cluster {
     /// Whether this node is told to write everything back and leave.
     pub fn is_to_leave(&self) -> bool {
-        self.cluster.as_ref().is_some_and(|cluster| cluster.orders.0.load(Ordering::Acquire))
+        self.orders.0.load(Ordering::Acquire)
     }
 
     /// Says that this node stays, and why.
@@ -35,9 +29,8 @@ impl Node {
     /// # Errors
     /// If the metadata can't be changed.
     pub fn refuse_to_leave(&self, why: &str) -> Result<()> {
-        let cluster = self.in_cluster()?;
         self.meta.refuse_to_leave(why)?;
-        cluster.orders.hear(false);
+        self.orders.hear(false);
         Ok(())
     }
 
@@ -46,8 +39,8 @@ impl Node {
     /// # Errors
     /// `Config` if there is no such node, or if it is dead; if the metadata can't be changed.
     pub fn order_to_leave(&self, node: u16) -> Result<()> {
-        self.refresh_cluster()?;
-        let nodes = self.cluster_nodes();
+        self.refresh()?;
+        let nodes = self.nodes();
         let told = nodes.iter().find(|report| report.node == node);
         let refused = match told {
             None => format!("there is no node {node} in this cluster"),
@@ -57,7 +50,7 @@ impl Node {
             Some(report) if report.left => return Ok(()),
             Some(_) => {
                 self.meta.order_to_leave(node)?;
-                return self.refresh_cluster();
+                return self.refresh();
             }
         };
         Err(NodeError::Config(refused))
@@ -69,9 +62,8 @@ impl Node {
     /// # Errors
     /// `Config` if there is no such node, or if it may live; if the metadata can't be changed.
     pub fn forget_node(&self, node: u16, really: bool, each: &mut dyn FnMut(Owned)) -> Result<()> {
-        let cluster = self.in_cluster()?;
-        self.refresh_cluster()?;
-        let nodes = self.cluster_nodes();
+        self.refresh()?;
+        let nodes = self.nodes();
         let refused = match nodes.iter().find(|report| report.node == node) {
             None => Some(format!("there is no node {node} in this cluster")),
             Some(report) if !report.dead && !report.left => Some(format!(
@@ -86,9 +78,9 @@ impl Node {
         self.meta.owned_by(node, each)?;
         if really {
             let last = self.meta.depose(node)?;
-            self.shut_out(cluster, last)?;
+            self.shut_out(last)?;
             self.meta.remove_node(node, clock::wall_time())?;
-            self.refresh_cluster()?;
+            self.refresh()?;
         }
         Ok(())
     }

@@ -12,8 +12,8 @@ use forebay_meta::Record;
 use forebay_types::{Fingerprint, Ino};
 use parking_lot::Mutex;
 
+use super::Cluster;
 use crate::handles::{Handle, OpenMode};
-use crate::node::Node;
 use crate::residency::files::File;
 
 const SHARDS: usize = 64;
@@ -82,16 +82,15 @@ pub(crate) struct Seen {
     done: AtomicBool,
 }
 
-impl Node {
+impl Cluster {
     /// Whether the kernel may keep the pages of a file that is being opened, and what this open shows
-    /// of it. The caller has the location in hand and has compared versions ([`Node::match_version`]).
+    /// of it. The caller has the location in hand and has compared versions ([`Cluster::match_version`]).
     pub(crate) fn keeps_pages(&self, file: &File, record: &Record, alias: u8) -> (bool, Seen) {
-        let Some(cluster) = &self.cluster else { return (true, Seen::default()) };
         let replaced = file.cluster.pages_replaced.load(Ordering::Acquire);
         if file.cluster.remote_opens.load(Ordering::Acquire) > 0 {
             return (false, Seen::default());
         }
-        let unreported = record.is_dirty() && cluster.is_mine(record);
+        let unreported = record.is_dirty() && self.is_mine(record);
         let dirty = self.residency.residents.get(file.ino.0).is_some_and(|resident| resident.dirty);
         let version = match dirty || unreported {
             true => Version::Own,
@@ -100,7 +99,7 @@ impl Node {
                 Version::Published(published)
             }
         };
-        let mut shard = cluster.pages.shard(file.ino).lock();
+        let mut shard = self.pages.shard(file.ino).lock();
         let kept =
             shard.get(&file.ino.0).is_some_and(|(of, known)| *of == alias && known.is(&version));
         if !kept {
@@ -118,27 +117,25 @@ impl Node {
             // last close some time later: what was read between the two is what was written.
             self.pages_replaced(&handle.file);
         }
-        let (Some(cluster), Some(version)) = (&self.cluster, handle.seen.version) else { return };
+        let Some(version) = handle.seen.version else { return };
         if handle.seen.done.swap(true, Ordering::AcqRel) {
             return;
         }
         let file = &handle.file;
         // Whoever replaces bytes says so first, and takes away then what was noted.
         let same = || file.cluster.pages_replaced.load(Ordering::Acquire) == handle.seen.replaced;
-        cluster.pages.note(file.ino, handle.alias, version, same);
+        self.pages.note(file.ino, handle.alias, version, same);
     }
 
     /// Bytes of a file were replaced, and not by the kernel: it may have pages of older ones.
     pub(crate) fn pages_replaced(&self, file: &File) {
-        let Some(cluster) = &self.cluster else { return };
         file.cluster.pages_replaced.fetch_add(1, Ordering::AcqRel);
-        cluster.pages.shard(file.ino).lock().remove(&file.ino.0);
+        self.pages.shard(file.ino).lock().remove(&file.ino.0);
     }
 
     /// The backing store has what this node's programs have written: pages stay what they are.
     pub(crate) fn pages_published(&self, ino: Ino, version: Fingerprint) {
-        let Some(cluster) = &self.cluster else { return };
-        if let Some((_, known)) = cluster.pages.shard(ino).lock().get_mut(&ino.0)
+        if let Some((_, known)) = self.pages.shard(ino).lock().get_mut(&ino.0)
             && known.is(&Version::Own)
         {
             *known = Version::Published(Some(version));
@@ -147,8 +144,7 @@ impl Node {
 
     /// A file became this node's: what it had written before, it had written to another version.
     pub(super) fn pages_of_former_term(&self, ino: Ino) {
-        let Some(cluster) = &self.cluster else { return };
-        let mut shard = cluster.pages.shard(ino).lock();
+        let mut shard = self.pages.shard(ino).lock();
         if shard.get(&ino.0).is_some_and(|(_, known)| known.is(&Version::Own)) {
             shard.remove(&ino.0);
         }

@@ -15,12 +15,11 @@ use forebay_types::{Fingerprint, Ino};
 use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::Cluster;
 use super::faults::fault;
 use super::sources::{self, AT_A_TIME, SourceAt};
-use super::{Cluster, Peers};
 use crate::error::Result;
 use crate::metrics::Source;
-use crate::node::Node;
 use crate::residency::data_location::{AtRange, Gaps, TierObject};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
@@ -58,15 +57,10 @@ impl SharedCopy {
     }
 }
 
-impl Node {
-    fn talking(&self) -> Option<(&Cluster, &Peers)> {
-        let cluster = self.cluster.as_ref()?;
-        Some((cluster, cluster.peers.get()?))
-    }
-
+impl Cluster {
     /// Whether files may be read from other nodes.
     pub(crate) fn has_peers(&self) -> bool {
-        self.talking().is_some_and(|(_, peers)| !peers.is_alone())
+        self.peers.get().is_some_and(|peers| !peers.is_alone())
     }
 
     /// A version of a file as nodes share it; `None` if there is nobody to share it with.
@@ -115,9 +109,9 @@ impl Node {
         while !todo.is_empty() {
             let ends = self.stopping.load(Ordering::Relaxed);
             let late = ends || Instant::now() >= until || failures >= FAILURES;
-            let sources_of = match self.talking().filter(|_| !late) {
-                Some((cluster, _)) => self.sources_of(cluster, &shared.part(todo.clone())),
-                None => None,
+            let sources_of = match late {
+                false => self.sources_of(&shared.part(todo.clone())),
+                true => None,
             };
             let Some(sources_of) = sources_of else {
                 let rest = todo.clone();
@@ -182,7 +176,7 @@ impl Node {
         todo: &mut Vec<u64>,
         deliver: Deliver<'_>,
     ) -> Result<bool> {
-        let Some((_, peers)) = self.talking() else { return Ok(true) };
+        let Some(peers) = self.peers.get() else { return Ok(true) };
         let mut having: BTreeMap<u16, Vec<(u64, u64)>> = BTreeMap::new();
         let mut extents = Vec::new();
         for (index, nodes) in wanted {
@@ -236,25 +230,21 @@ impl Node {
         self.announce_part(shared, vec![index]);
     }
 
-    /// As [`Node::announce`], unless only the whole file can be lent.
+    /// As [`Cluster::announce`], unless only the whole file can be lent.
     fn announce_part(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if !shared.at_once {
             self.announce(shared, indexes);
         }
     }
 
-    /// As [`Node::announce_part`], by a thread of its own if there is one: what is on its way here does
-    /// not wait for an answer that comes behind it.
+    /// As [`Cluster::announce_part`], by a thread of its own if there is one: what is on its way here
+    /// does not wait for an answer that comes behind it.
     fn announce_aside(&self, shared: &SharedCopy, indexes: Vec<u64>) {
         if shared.at_once || indexes.is_empty() {
             return;
         }
         let part = shared.part(indexes.clone());
-        let aside = self.later(move |node| {
-            if let Some((cluster, _)) = node.talking() {
-                node.tell_directory_node(cluster, sources::HAVE, &part);
-            }
-        });
+        let aside = self.later(move |cluster| cluster.tell_directory_node(sources::HAVE, &part));
         if !aside {
             self.announce(shared, indexes);
         }
@@ -262,16 +252,12 @@ impl Node {
 
     /// Tells others that extents of a file are here.
     pub(crate) fn announce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
-        if let Some((cluster, _)) = self.talking() {
-            self.tell_directory_node(cluster, sources::HAVE, &shared.part(indexes));
-        }
+        self.tell_directory_node(sources::HAVE, &shared.part(indexes));
     }
 
     /// Tells others that extents of a file did not come here.
     pub(crate) fn renounce(&self, shared: &SharedCopy, indexes: Vec<u64>) {
-        if let Some((cluster, _)) = self.talking() {
-            self.tell_directory_node(cluster, sources::FAILED, &shared.part(indexes));
-        }
+        self.tell_directory_node(sources::FAILED, &shared.part(indexes));
     }
 
     /// Bytes of a clean copy, for another node, in one of `buffers`.

@@ -18,7 +18,6 @@ use super::sources::DirectoryNode;
 use super::{Cluster, identity_of};
 use crate::config::PeerConfig;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// What other nodes are doing here may take so long to end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -139,31 +138,28 @@ impl Cluster {
         nodes.retain(|node| *node == self.me.node || !self.is_silent(*node));
         nodes
     }
-}
 
-impl Node {
     /// Listens for other nodes, if that was asked for; `service` does what they ask.
     ///
     /// # Errors
     /// A secret that can't be used, an address that can't be listened on.
     pub(crate) fn start_peers(&self, service: Arc<dyn Service>) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
-        let Some(config) = &cluster.config.peers else { return Ok(()) };
+        let Some(config) = &self.config.peers else { return Ok(()) };
         let wrong = |error: forebay_peer::Error| {
             NodeError::Config(format!("--cluster-listen {}: {error}", config.listen))
         };
-        if cluster.peers.get().is_none() {
-            let peers = self.new_peers(cluster, config)?;
-            if cluster.peers.set(peers).is_err() {
+        if self.peers.get().is_none() {
+            let peers = self.new_peers(config)?;
+            if self.peers.set(peers).is_err() {
                 return Err(NodeError::Config("a node listens once".into()));
             }
         }
-        let Some(peers) = cluster.peers.get() else { return Ok(()) };
+        let Some(peers) = self.peers.get() else { return Ok(()) };
         let wanted = address_of(&config.listen).map_err(wrong)?;
         let mut server =
             Server::start(service, peers.me.clone(), Limits::default()).map_err(wrong)?;
         // Others know the daemon before this one by its address.
-        let former = cluster.listens.lock().parse::<Address>().ok();
+        let former = self.listens.lock().parse::<Address>().ok();
         let again = former.and_then(|former| peers.listen_again(&mut server, &former));
         let listening = match again {
             Some(listening) => listening,
@@ -172,18 +168,18 @@ impl Node {
                 server.listen(&*way, &wanted).map_err(wrong)?
             }
         };
-        let reach = reach(&wanted, &listening, &cluster.config.host);
+        let reach = reach(&wanted, &listening, &self.config.host);
         tracing::info!(%listening, reach, "other nodes can talk to this one");
-        *cluster.listens.lock() = listening.to_string();
+        *self.listens.lock() = listening.to_string();
         *peers.server.lock() = Some(server);
         peers.learn(&self.meta.members()?);
         self.meta.listen_at(&reach)?;
         Ok(())
     }
 
-    fn new_peers(&self, cluster: &Cluster, config: &PeerConfig) -> Result<Peers> {
+    fn new_peers(&self, config: &PeerConfig) -> Result<Peers> {
         let ways = Ways::new(security(config)?);
-        let (number, epoch) = (cluster.me.node.into(), cluster.me.epoch);
+        let (number, epoch) = (self.me.node.into(), self.me.epoch);
         let me = Identity {
             versions: versions(),
             ..Identity::new(identity_of(&self.meta)?, number, epoch)
@@ -193,8 +189,8 @@ impl Node {
     }
 
     /// How to talk to a node, also one that has joined only now.
-    pub(super) fn peer(&self, cluster: &Cluster, node: u16) -> Option<Arc<Client>> {
-        let peers = cluster.peers.get()?;
+    pub(super) fn peer(&self, node: u16) -> Option<Arc<Client>> {
+        let peers = self.peers.get()?;
         if let Some(client) = peers.client(node) {
             return Some(client);
         }

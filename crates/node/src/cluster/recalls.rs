@@ -11,7 +11,6 @@ use rustix::io::Errno;
 
 use super::{Cluster, MAX_RECALLS};
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::pool::Urgency;
 
 const STRIPES: usize = 1024;
@@ -33,22 +32,21 @@ impl Default for Recalls {
     }
 }
 
-impl Node {
+impl Cluster {
     /// Asks the owner of a file for something and waits until it is done.
     ///
     /// # Errors
     /// `EHOSTDOWN` if the owner is dead; `EBUSY` if it does not do it in time; what it says.
     pub(crate) fn ask_owner(
         &self,
-        cluster: &Cluster,
         ino: Ino,
         owner: Incarnation,
         aim: RecallAim,
         until: Instant,
     ) -> Result<()> {
-        let _one = cluster.recalls.asking[ino.0 as usize % STRIPES].lock();
+        let _one = self.recalls.asking[ino.0 as usize % STRIPES].lock();
         // Nobody answers for it.
-        if cluster.is_silent(owner.node) && self.have_taken_over(cluster, ino, owner)? {
+        if self.is_silent(owner.node) && self.have_taken_over(ino, owner)? {
             return Ok(());
         }
         // What an earlier one in this line was told may be all that is needed.
@@ -56,20 +54,14 @@ impl Node {
             return Ok(());
         }
         self.meta.ask(owner.node, ino, aim)?;
-        let answer = self.await_answer(cluster, ino, owner, until);
+        let answer = self.await_answer(ino, owner, until);
         if answer.is_err() {
             self.meta.retract(owner.node, ino)?;
         }
         answer
     }
 
-    fn await_answer(
-        &self,
-        cluster: &Cluster,
-        ino: Ino,
-        owner: Incarnation,
-        until: Instant,
-    ) -> Result<()> {
+    fn await_answer(&self, ino: Ino, owner: Incarnation, until: Instant) -> Result<()> {
         let mut pause = FIRST_PAUSE;
         loop {
             thread::sleep(pause);
@@ -78,10 +70,8 @@ impl Node {
                 Answer::Failed(errno) => return Err(Errno::from_raw_os_error(errno).into()),
                 Answer::Pending => {}
             }
-            if self.is_silent_now(cluster, owner.node)?
-                && self.meta.get_now(ino)?.owner == Some(owner)
-            {
-                if self.have_taken_over(cluster, ino, owner)? {
+            if self.is_silent_now(owner.node)? && self.meta.get_now(ino)?.owner == Some(owner) {
+                if self.have_taken_over(ino, owner)? {
                     return Ok(());
                 }
                 // To those that have copies it may not be gone yet.
@@ -98,7 +88,7 @@ impl Node {
     }
 
     /// Has what others ask for done; false if not all could be looked at.
-    pub(super) fn take_recalls(&self, cluster: &Cluster) -> bool {
+    pub(super) fn take_recalls(&self) -> bool {
         let requests = match self.meta.recalls(MAX_RECALLS) {
             Ok(requests) => requests,
             Err(error) => {
@@ -109,28 +99,27 @@ impl Node {
         let mut all = requests.len() < MAX_RECALLS;
         for request in requests {
             let key = (request.ino.0, request.asker, request.aim == RecallAim::Bytes);
-            if !cluster.recalls.answering.lock().insert(key) {
+            if !self.recalls.answering.lock().insert(key) {
                 // Perhaps asked again while the last time was being answered.
                 all = false;
                 continue;
             }
             let this = self.this.clone();
             let job = move || {
-                let Some(node) = this.upgrade() else { return };
-                let Some(cluster) = &node.cluster else { return };
-                node.answer_recall(cluster, &request);
+                let Some(cluster) = this.upgrade() else { return };
+                cluster.answer_recall(&request);
                 cluster.recalls.answering.lock().remove(&key);
             };
-            if cluster.workers.run(Urgency::Demand, job).is_err() {
-                cluster.recalls.answering.lock().remove(&key);
+            if self.workers.run(Urgency::Demand, job).is_err() {
+                self.recalls.answering.lock().remove(&key);
                 all = false;
             }
         }
         all
     }
 
-    fn answer_recall(&self, cluster: &Cluster, request: &RecallRequest) {
-        let done = self.handle_recall(cluster, request.ino, request.aim, true);
+    fn answer_recall(&self, request: &RecallRequest) {
+        let done = self.handle_recall(request.ino, request.aim, true);
         let failed = match &done {
             Ok(()) => None,
             Err(NodeError::Meta(MetaError::Stale(_))) => None,
@@ -148,10 +137,10 @@ impl Node {
         }
     }
 
-    /// As [`Node::handle_recall`] with the request for a file, but for one that programs here can write:
+    /// As [`Cluster::handle_recall`] with the request for a file, but for one that programs here can write:
     /// false at once.
-    pub(crate) fn give_up_unused(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
-        match self.handle_recall(cluster, ino, RecallAim::Ownership, false) {
+    pub(crate) fn give_up_unused(&self, ino: Ino) -> Result<bool> {
+        match self.handle_recall(ino, RecallAim::Ownership, false) {
             Err(NodeError::Posix(Errno::BUSY)) => Ok(false),
             done => done.map(|()| true),
         }
@@ -159,19 +148,13 @@ impl Node {
 
     /// Writes a file back that another node wants, and gives it up if that is wanted; `EBUSY` if
     /// programs here can write it: at once, or with `waits` if they still can after the timeout.
-    pub(crate) fn handle_recall(
-        &self,
-        cluster: &Cluster,
-        ino: Ino,
-        aim: RecallAim,
-        waits: bool,
-    ) -> Result<()> {
-        let until = Instant::now() + cluster.config.timeout;
+    pub(crate) fn handle_recall(&self, ino: Ino, aim: RecallAim, waits: bool) -> Result<()> {
+        let until = Instant::now() + self.config.timeout;
         loop {
             let file = self.residency.files.get(ino);
             self.residency.settle(&file)?;
             let record = self.meta.get_now(ino)?;
-            if !cluster.is_mine(&record) {
+            if !self.is_mine(&record) {
                 return Ok(());
             }
             if aim == RecallAim::Bytes {
@@ -181,7 +164,7 @@ impl Node {
                 };
             }
             // Also by a mapping that outlasted its open file.
-            let pinned = self.is_pinned_for_writing(cluster, ino)
+            let pinned = self.is_pinned_for_writing(ino)
                 || record.is_behind() && self.residency.is_mapped_by_the_kernel(&file)?;
             if !pinned {
                 if record.is_behind() {

@@ -20,7 +20,6 @@ use super::Cluster;
 use super::faults::{asker, same_epoch};
 use super::forwarding::{errno, within};
 use crate::error::Result;
-use crate::node::Node;
 
 /// Opens a session, or tells what was given up.
 pub(crate) const SETTLE: u32 = 17;
@@ -143,7 +142,7 @@ impl ReplayCache {
 
 /// A change of a file that its owner is asked for, perhaps several times.
 pub(crate) struct Asking<'a> {
-    node: &'a Node,
+    cluster: &'a Cluster,
     ino: Ino,
     /// Twice is not once, not even if nothing was asked for in between.
     once: bool,
@@ -153,8 +152,8 @@ pub(crate) struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    pub(crate) fn new(node: &'a Node, ino: Ino, once: bool) -> Self {
-        Asking { node, ino, once, turn: None, doubt: false }
+    pub(crate) fn new(cluster: &'a Cluster, ino: Ino, once: bool) -> Self {
+        Asking { cluster, ino, once, turn: None, doubt: false }
     }
 
     /// Asks the owner; `None` if it does not own the file, or can't be asked, or has not answered.
@@ -164,15 +163,15 @@ impl<'a> Asking<'a> {
         until: Instant,
         call: impl FnOnce(&Client, message::Turn, Duration) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
-        let Some(cluster) = &self.node.cluster else { return Ok(None) };
+        let cluster = self.cluster;
         if self.turn.is_some_and(|(before, _)| before != owner) {
-            self.leave(cluster);
+            self.leave();
             self.dare()?;
         }
-        let Some(client) = self.node.peer(cluster, owner.node) else { return Ok(None) };
+        let Some(client) = cluster.peer(owner.node) else { return Ok(None) };
         let turn = match self.turn {
             Some((_, turn)) => turn,
-            None => match self.node.turn_for(cluster, &client, owner, self.ino, until) {
+            None => match cluster.turn_for(&client, owner, self.ino, until) {
                 Some(turn) => turn,
                 None => return Ok(None),
             },
@@ -180,12 +179,11 @@ impl<'a> Asking<'a> {
         self.turn = Some((owner, turn));
         let Turn { session, slot, number } = turn;
         let answer = call(&client, message::Turn { session, slot, number }, within(until));
-        self.judge(cluster, owner, turn, answer)
+        self.judge(owner, turn, answer)
     }
 
     fn judge<T>(
         &mut self,
-        cluster: &Cluster,
         owner: Incarnation,
         turn: Turn,
         answer: Result<T, PeerError>,
@@ -197,7 +195,7 @@ impl<'a> Asking<'a> {
             Err(PeerError::Fault(Fault::Cancelled)) => Err(Errno::IO.into()),
             Err(PeerError::Fault(Fault::NotHere)) => {
                 // The owner's daemon was started anew: nothing that is on its way counts any more.
-                cluster.turns.of(owner, |asked| asked.asker.closed(turn.session));
+                self.cluster.turns.of(owner, |asked| asked.asker.closed(turn.session));
                 self.turn = None;
                 self.dare()?;
                 return Ok(None);
@@ -207,14 +205,14 @@ impl<'a> Asking<'a> {
                 let spent = matches!(error, PeerError::Fault(Fault::NotOwner { .. }));
                 self.doubt = !spent && (self.doubt || !error.not_done());
                 if !self.doubt {
-                    let anew = cluster.turns.of(owner, |asked| asked.asker.anew(turn));
+                    let anew = self.cluster.turns.of(owner, |asked| asked.asker.anew(turn));
                     self.turn = anew.flatten().map(|turn| (owner, turn));
                 }
                 return Ok(None);
             }
         };
         self.doubt = false;
-        self.leave(cluster);
+        self.leave();
         known
     }
 
@@ -228,10 +226,10 @@ impl<'a> Asking<'a> {
         Ok(())
     }
 
-    fn leave(&mut self, cluster: &Cluster) {
+    fn leave(&mut self) {
         let Some((owner, turn)) = self.turn.take() else { return };
         let (doubt, ino) = (self.doubt, self.ino.0);
-        cluster.turns.of(owner, |asked| match doubt {
+        self.cluster.turns.of(owner, |asked| match doubt {
             true => asked.asker.give_up(turn, ino),
             false => asked.asker.ended(turn),
         });
@@ -240,10 +238,10 @@ impl<'a> Asking<'a> {
     /// Gives it up, or says what came of it. It must not be done here either if the owner may have.
     pub(crate) fn close<T>(mut self, done: Result<Option<T>>) -> Result<Option<T>> {
         let doubt = self.doubt && !matches!(done, Ok(Some(_)));
-        if let (Some(cluster), Some((owner, _)), true) = (&self.node.cluster, self.turn, doubt) {
-            self.leave(cluster);
+        if let (Some((owner, _)), true) = (self.turn, doubt) {
+            self.leave();
             let until = Instant::now() + GIVE_UP_LIMIT;
-            if !self.node.tell_given_up(cluster, owner, self.ino, until) {
+            if !self.cluster.tell_given_up(owner, self.ino, until) {
                 tracing::warn!(ino = %self.ino, %owner, "an owner will hear later of what was given up");
             }
         }
@@ -256,27 +254,24 @@ impl<'a> Asking<'a> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        if let Some(cluster) = &self.node.cluster {
-            self.leave(cluster);
-        }
+        self.leave();
     }
 }
 
-impl Node {
+impl Cluster {
     fn turn_for(
         &self,
-        cluster: &Cluster,
         client: &Client,
         owner: Incarnation,
         ino: Ino,
         until: Instant,
     ) -> Option<Turn> {
         loop {
-            match cluster.turns.next(owner, ino, until)? {
+            match self.turns.next(owner, ino, until)? {
                 Next::Call(turn) => return Some(turn),
                 Next::Open => {
                     let opened = settle(client, owner, 0, &[], until);
-                    cluster.turns.of(owner, |asked| {
+                    self.turns.of(owner, |asked| {
                         asked.opening = false;
                         if let Some(opened) = &opened {
                             asked.asker.opened(opened.session);
@@ -287,7 +282,7 @@ impl Node {
                 Next::Tell(given_up) => {
                     let session = given_up.first()?.session;
                     settle(client, owner, session, &given_up, until)?;
-                    cluster.turns.of(owner, |asked| asked.asker.told(&given_up));
+                    self.turns.of(owner, |asked| asked.asker.told(&given_up));
                 }
             }
         }
@@ -295,21 +290,15 @@ impl Node {
 
     /// Tells an owner which calls about a file were given up, if there are any; whether it knows, and
     /// none of them is under way.
-    pub(crate) fn tell_given_up(
-        &self,
-        cluster: &Cluster,
-        owner: Incarnation,
-        ino: Ino,
-        until: Instant,
-    ) -> bool {
+    pub(crate) fn tell_given_up(&self, owner: Incarnation, ino: Ino, until: Instant) -> bool {
         let untold = |asked: &mut Asked| asked.asker.untold(Some(ino.0));
-        let given_up = cluster.turns.of(owner, untold).unwrap_or_default();
+        let given_up = self.turns.of(owner, untold).unwrap_or_default();
         let Some(session) = given_up.first().map(|turn| turn.session) else { return true };
         let told = self
-            .peer(cluster, owner.node)
+            .peer(owner.node)
             .and_then(|client| settle(&client, owner, session, &given_up, until));
         if told.is_some() {
-            cluster.turns.of(owner, |asked| asked.asker.told(&given_up));
+            self.turns.of(owner, |asked| asked.asker.told(&given_up));
         }
         told.is_some()
     }
@@ -317,17 +306,16 @@ impl Node {
     /// Carries out what another node asks for, unless that was done or is too late.
     pub(crate) fn in_turn(
         &self,
-        cluster: &Cluster,
         call: &Call,
         epoch: u64,
         turn: message::Turn,
         work: impl FnOnce() -> Outcome,
     ) -> Outcome {
-        same_epoch(cluster, epoch)?;
+        same_epoch(self, epoch)?;
         let from = u32::from(asker(call)?);
         let message::Turn { session, slot, number } = turn;
         let turn = Turn { session, slot, number };
-        let (turns, until) = (&cluster.turns, Instant::now() + call.left());
+        let (turns, until) = (&self.turns, Instant::now() + call.left());
         let mut served = turns.served.lock();
         loop {
             match served.begin(from, turn) {
@@ -357,21 +345,16 @@ impl Node {
     }
 
     /// Opens a session for another node, or hears what it has given up.
-    pub(crate) fn settle_with(
-        &self,
-        cluster: &Cluster,
-        call: &Call,
-        bytes: &[u8],
-    ) -> Result<Settled, Fault> {
+    pub(crate) fn settle_with(&self, call: &Call, bytes: &[u8]) -> Result<Settled, Fault> {
         let settle = Settle::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
-        same_epoch(cluster, settle.epoch)?;
+        same_epoch(self, settle.epoch)?;
         let from = u32::from(asker(call)?);
         let turn = |GivenUp { slot, number }: &GivenUp| {
             let slot = u16::try_from(*slot).ok()?;
             Some(Turn { session: settle.session, slot, number: *number })
         };
         let given_up: Vec<Turn> = settle.given_up.iter().filter_map(turn).collect();
-        let (turns, until) = (&cluster.turns, Instant::now() + call.left());
+        let (turns, until) = (&self.turns, Instant::now() + call.left());
         let mut served = turns.served.lock();
         loop {
             let session = match settle.session {

@@ -23,7 +23,6 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Cluster;
 use super::peer_cache::version_of;
 use crate::error::Result;
-use crate::node::Node;
 use crate::residency::seams::Extents;
 
 /// Where are extents to be read?
@@ -200,11 +199,10 @@ fn directory_node_of(ino: u64, nodes: &[u16]) -> Option<u16> {
     nodes.iter().copied().max_by_key(|node| weight(*node))
 }
 
-impl Node {
+impl Cluster {
     /// Another node asks the directory node of a file.
     pub(crate) fn answer_about_sources(
         &self,
-        cluster: &Cluster,
         asker: u16,
         kind: u32,
         bytes: &[u8],
@@ -213,45 +211,39 @@ impl Node {
         if what.indexes.len() > AT_A_TIME || what.unit == 0 {
             return Err(Fault::Invalid("too many extents, or none".into()));
         }
-        let Some(sources_of) = self.at_directory_node(cluster, asker, kind, &what) else {
+        let Some(sources_of) = self.at_directory_node(asker, kind, &what) else {
             return Err(Fault::Unsupported);
         };
         Ok(Body::Bytes(Answers { sources_of }.encode_to_vec()))
     }
 
-    fn at_directory_node(
-        &self,
-        cluster: &Cluster,
-        asker: u16,
-        kind: u32,
-        what: &Extents,
-    ) -> Option<Vec<Told>> {
-        let directory_node = &cluster.peers.get()?.directory_node;
+    fn at_directory_node(&self, asker: u16, kind: u32, what: &Extents) -> Option<Vec<Told>> {
+        let directory_node = &self.peers.get()?.directory_node;
         if kind != WANT {
             directory_node.note(asker, what, kind == HAVE);
             return Some(Vec::new());
         }
         if !directory_node.knows(what) {
-            directory_node.learn(what, &self.who_has(cluster, asker, what));
+            directory_node.learn(what, &self.who_has(asker, what));
         }
         Some(directory_node.want(asker, what))
     }
 
     /// Asks the nodes what they have of a file.
-    fn who_has(&self, cluster: &Cluster, asker: u16, what: &Extents) -> Vec<(u16, Presence)> {
-        let Some(peers) = cluster.peers.get() else { return Vec::new() };
+    fn who_has(&self, asker: u16, what: &Extents) -> Vec<(u16, Presence)> {
+        let Some(peers) = self.peers.get() else { return Vec::new() };
         let deadline = Instant::now() + WITHIN;
         let map = ReadMap { ino: what.ino, version: Some(what.version), from: 0 };
         let mut found = Vec::new();
         // Who asks may have other parts of it, from when it knew of nobody to tell.
         let concerns = |node: u16| node != asker || what.size > what.unit;
-        if concerns(cluster.me.node)
+        if concerns(self.me.node)
             && let Ok(presence) = self.presence_for_peer(Ino(what.ino), what.version, 0)
         {
-            found.push((cluster.me.node, presence));
+            found.push((self.me.node, presence));
         }
-        let reached = cluster.within_reach(peers).into_iter();
-        let others = reached.filter(|node| *node != cluster.me.node && concerns(*node));
+        let reached = self.within_reach(peers).into_iter();
+        let others = reached.filter(|node| *node != self.me.node && concerns(*node));
         let calls: Vec<_> = others
             .take(ASKED)
             .filter_map(|node| {
@@ -274,11 +266,10 @@ impl Node {
     /// # Errors
     /// When the inode is gone.
     pub fn nodes_with(&self, ino: Ino) -> Result<Vec<u16>> {
-        let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
         let record = self.meta.get(ino)?;
         let mut nodes = BTreeSet::new();
         if self.residency.residents.get(ino.0).is_some_and(|resident| resident.whole) {
-            nodes.insert(cluster.me.node);
+            nodes.insert(self.me.node);
         }
         if record.is_dirty() {
             nodes.extend(record.owner.map(|owner| owner.node));
@@ -286,15 +277,15 @@ impl Node {
             let (version, size) = (version_of(&print), print.size);
             let what = Extents { ino: ino.0, version, size, unit: 1, indexes: Vec::new() };
             let whole = |presence: &Presence| presence.runs == [(0, size)];
-            let having = self.who_has(cluster, cluster.me.node, &what).into_iter();
+            let having = self.who_has(self.me.node, &what).into_iter();
             nodes.extend(having.filter(|(_, presence)| whole(presence)).map(|(node, _)| node));
         }
         Ok(nodes.into_iter().collect())
     }
 
     /// Asks the directory node of a file where extents of it are to be read; `None` if it does not answer.
-    pub(super) fn sources_of(&self, cluster: &Cluster, wanted: &Extents) -> Option<Vec<SourceAt>> {
-        let sources_of = self.ask_directory_node(cluster, WANT, wanted)?;
+    pub(super) fn sources_of(&self, wanted: &Extents) -> Option<Vec<SourceAt>> {
+        let sources_of = self.ask_directory_node(WANT, wanted)?;
         let each = sources_of.into_iter().map(|sources_of| match sources_of.source {
             1 => SourceAt::Nodes(
                 sources_of.nodes.iter().filter_map(|n| u16::try_from(*n).ok()).collect(),
@@ -307,8 +298,8 @@ impl Node {
     }
 
     /// Tells the directory node of a file that extents are here, or could not be read where it said.
-    pub(super) fn tell_directory_node(&self, cluster: &Cluster, kind: u32, what: &Extents) {
-        if !what.indexes.is_empty() && self.ask_directory_node(cluster, kind, what).is_none() {
+    pub(super) fn tell_directory_node(&self, kind: u32, what: &Extents) {
+        if !what.indexes.is_empty() && self.ask_directory_node(kind, what).is_none() {
             tracing::debug!(
                 ino = what.ino,
                 "the directory node of a file is not told what is here"
@@ -316,16 +307,11 @@ impl Node {
         }
     }
 
-    fn ask_directory_node(
-        &self,
-        cluster: &Cluster,
-        kind: u32,
-        what: &Extents,
-    ) -> Option<Vec<Told>> {
-        let peers = cluster.peers.get()?;
-        let directory_node = directory_node_of(what.ino, &cluster.within_reach(peers))?;
-        if directory_node == cluster.me.node {
-            return self.at_directory_node(cluster, directory_node, kind, what);
+    fn ask_directory_node(&self, kind: u32, what: &Extents) -> Option<Vec<Told>> {
+        let peers = self.peers.get()?;
+        let directory_node = directory_node_of(what.ino, &self.within_reach(peers))?;
+        if directory_node == self.me.node {
+            return self.at_directory_node(directory_node, kind, what);
         }
         let client = peers.client(directory_node)?;
         let body = Body::Bytes(what.encode_to_vec());

@@ -17,8 +17,8 @@ use super::life::BEAT;
 use super::nodes::NodeReport;
 use super::{identity_of, peers};
 use crate::config::PeerConfig;
+use crate::config::{BACKING_SETTING, STORE_SETTING};
 use crate::error::{NodeError, Result};
-use crate::node::{BACKING_SETTING, STORE_SETTING};
 
 const REPLICAS: &str = "cluster.replicas";
 const REDUNDANCY: &str = "cluster.redundancy";

@@ -9,32 +9,28 @@ use forebay_store::ErrorClass;
 use forebay_types::{FileKind, Fingerprint, Ino};
 use rustix::io::Errno;
 
-use super::AccessMode;
+use super::{AccessMode, Cluster};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::{File, FileRef};
 
 /// What identifies a version of a file in the backing store; none if it is not there.
 type Version = Option<Fingerprint>;
 
-impl Node {
+impl Cluster {
     /// The record of a file that is about to be opened, and how it is accessed. The newest bytes are
     /// here or in the backing store then, or calls are forwarded to the node that has them. A writer
     /// gets a write pin.
     ///
     /// # Errors
-    /// As [`Node::pin_for_writing`].
+    /// As [`Cluster::pin_for_writing`].
     pub(crate) fn newest(
         &self,
         context: &Context,
         ino: Ino,
         write: bool,
     ) -> Result<(Arc<Record>, AccessMode<'_>)> {
-        let Some(cluster) = &self.cluster else {
-            return Ok((self.meta.get(ino)?, AccessMode::Read));
-        };
         // What is cached will do for the type, which never changes.
         if write && self.meta.get(ino)?.attr.kind == FileKind::Regular {
             let mode = self.pin_for_writing(context, ino)?;
@@ -44,20 +40,20 @@ impl Node {
         if record.attr.kind != FileKind::Regular {
             return Ok((record, AccessMode::Read));
         }
-        let Some(owner) = record.owner.filter(|owner| owner.node != cluster.me.node) else {
+        let Some(owner) = record.owner.filter(|owner| owner.node != self.me.node) else {
             return Ok((record, AccessMode::Read));
         };
         context.wait()?;
-        let until = Instant::now() + cluster.config.timeout;
+        let until = Instant::now() + self.config.timeout;
         let mut owner = owner;
         let record = loop {
-            let mode = self.read_mode(cluster, ino, owner, until)?;
+            let mode = self.read_mode(ino, owner, until)?;
             let record = self.meta.get_now(ino)?;
             if matches!(mode, AccessMode::Forwarded(_)) {
                 return Ok((record, mode));
             }
             // Perhaps it has changed hands, and the next one has not written it back either.
-            match record.owner.filter(|now| *now != owner && now.node != cluster.me.node) {
+            match record.owner.filter(|now| *now != owner && now.node != self.me.node) {
                 Some(now) if Instant::now() < until => owner = now,
                 _ => break record,
             }
@@ -83,15 +79,14 @@ impl Node {
         file: &FileRef,
         record: &Record,
     ) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
-        if !cluster.is_mine(record) {
-            self.yield_to_taker(cluster, file)?;
+        if !self.is_mine(record) {
+            self.yield_to_taker(file)?;
         }
         let version = |record: &Record| record.backing.fingerprint;
         let mut current = version(record);
         // Also what this node has published a moment ago and the record does not say yet: nobody else
         // can have, and the record's version is the one before.
-        let unreported = record.is_dirty() && cluster.is_mine(record);
+        let unreported = record.is_dirty() && self.is_mine(record);
         if self
             .residency
             .residents
@@ -175,7 +170,7 @@ impl Node {
 
     /// Whether what lies dirty on a tier of this node can be newer than what all know.
     pub(crate) fn may_have_written(&self, record: &Record) -> bool {
-        self.cluster.as_ref().is_none_or(|cluster| cluster.is_mine(record))
+        self.is_mine(record)
     }
 
     /// Whether an object that says that it is dirty, of a file that is not this node's any more, has

@@ -5,38 +5,39 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{ChangeRight, Error as MetaError, Incarnation, Record};
+use forebay_store::DirBacking;
 use forebay_types::Ino;
 
 use super::Cluster;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::removals::tell_displaced;
 use crate::writeback::import::LIMBO;
 
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// As [`Cluster::enter_store`].
+pub(super) fn enter_store(store: Option<&DirBacking>, epoch: u64) -> Result<()> {
+    let Some(store) = store else { return Ok(()) };
+    store.act_as(epoch)?;
+    tell_displaced(&store.shut_out_former()?.kept);
+    Ok(())
+}
+
 impl Cluster {
     /// Publishes by a new directory in the backing store from now on; what this node's daemon had under
     /// way there before, or an earlier one, does not come any more.
-    pub(crate) fn enter_store(&self) -> Result<()> {
-        let Some(store) = &self.store else { return Ok(()) };
-        store.act_as(self.me.epoch)?;
-        tell_displaced(&store.shut_out_former()?.kept);
-        Ok(())
+    fn enter_store(&self) -> Result<()> {
+        enter_store(self.store.as_deref(), self.me.epoch)
     }
-}
 
-impl Node {
-    /// Gets the right for a thread that has it among those of this node; without a cluster that is
-    /// enough. False if another node has it for longer than until `until`. Its record is then as
-    /// the last one that had it left it.
+    /// Gets the right for a thread that has it among those of this node. False if another node has it
+    /// for longer than until `until`. Its record is then as the last one that had it left it.
     pub(crate) fn begin_work(&self, ino: Ino, until: Instant) -> bool {
-        let Some(cluster) = &self.cluster else { return true };
         let begun = || -> Result<bool> {
-            if cluster.has_lost_its_lease() || !self.enters_store(cluster, ino)? {
+            if self.has_lost_its_lease() || !self.enters_store(ino)? {
                 return Ok(false);
             }
-            let is_dead = |holder| match self.is_dead_now(cluster, holder) {
+            let is_dead = |holder| match self.is_dead_now(holder) {
                 Ok(dead) => dead,
                 Err(error) => {
                     tracing::debug!(%ino, %error, "whether a node lives is not known");
@@ -47,7 +48,7 @@ impl Node {
                 match self.meta.begin_work(ino, &is_dead)? {
                     ChangeRight::Mine => break,
                     // Not before the right is here: what it begins from now on is refused.
-                    ChangeRight::From(holder) => break self.shut_out(cluster, holder)?,
+                    ChangeRight::From(holder) => break self.shut_out(holder)?,
                     ChangeRight::Others if Instant::now() < until => thread::sleep(PAUSE),
                     ChangeRight::Others => return Ok(false),
                 }
@@ -66,20 +67,20 @@ impl Node {
     /// Whether this node can publish at the moment. When others have shut it out of the backing store
     /// and it counts all the same, it enters anew once all work has ended that was begun before: of
     /// that others may have taken some.
-    fn enters_store(&self, cluster: &Cluster, ino: Ino) -> Result<bool> {
-        let mut works = cluster.works.lock();
-        if cluster.store.as_ref().is_some_and(|store| store.is_shut_out()) {
+    fn enters_store(&self, ino: Ino) -> Result<bool> {
+        let mut works = self.works.lock();
+        if self.store.as_ref().is_some_and(|store| store.is_shut_out()) {
             if !works.is_empty() {
                 return Ok(false);
             }
-            self.say_alive(cluster)?;
-            if cluster.is_fenced() {
+            self.say_alive()?;
+            if self.is_fenced() {
                 return Ok(false);
             }
             tracing::warn!(
                 "other nodes took this one for dead: what it was writing back is begun anew"
             );
-            cluster.enter_store()?;
+            self.enter_store()?;
         }
         works.insert(ino.0);
         Ok(true)
@@ -90,8 +91,8 @@ impl Node {
     ///
     /// # Errors
     /// If it can't be done: then nothing may be taken from it.
-    pub(super) fn shut_out(&self, cluster: &Cluster, who: Incarnation) -> Result<()> {
-        let Some(store) = &cluster.store else { return Ok(()) };
+    pub(super) fn shut_out(&self, who: Incarnation) -> Result<()> {
+        let Some(store) = &self.store else { return Ok(()) };
         let members = self.meta.members()?;
         let Some(member) = members.iter().find(|member| member.node == who.node) else {
             return Ok(());
@@ -102,11 +103,10 @@ impl Node {
 
     /// Gives it back.
     pub(crate) fn end_work(&self, ino: Ino) {
-        let Some(cluster) = &self.cluster else { return };
         if let Err(error) = self.meta.end_work(ino) {
             tracing::debug!(%ino, %error, "the right to work on an inode stays with this node");
         }
-        cluster.works.lock().remove(&ino.0);
+        self.works.lock().remove(&ino.0);
     }
 
     /// Whether a worker has to leave an inode alone: the bytes of a file that another node
@@ -119,9 +119,6 @@ impl Node {
     /// Before names are taken from directories of the backing store, all nodes know what is in
     /// these: none may find a name later that is about to go.
     pub(crate) fn list_before_removal(&self, record: &Record) -> Result<()> {
-        if self.cluster.is_none() {
-            return Ok(());
-        }
         let stale_names = record.stale_names().into_iter().map(|link| link.parent);
         let dirs: BTreeSet<Ino> = stale_names.filter(|dir| *dir != LIMBO).collect();
         for dir in dirs {
@@ -136,8 +133,10 @@ impl Node {
 
     /// Whether another node removed a file that this one owns, and no program here uses it.
     pub(crate) fn is_left_orphan(&self, record: &Record) -> bool {
-        let mine = self.cluster.as_ref().is_some_and(|cluster| cluster.is_mine(record));
-        mine && record.orphan && record.links.is_empty() && !self.residency.is_open(record.ino)
+        self.is_mine(record)
+            && record.orphan
+            && record.links.is_empty()
+            && !self.residency.is_open(record.ino)
     }
 
     /// What remains of an inode that is in line: a file is given up, an orphan that no program uses
@@ -146,8 +145,7 @@ impl Node {
     /// # Errors
     /// `Busy` while programs may write the file.
     pub(crate) fn let_go_of_owned(&self, record: &Record) -> Result<bool> {
-        let Some(cluster) = &self.cluster else { return Ok(false) };
-        if !cluster.is_mine(record) {
+        if !self.is_mine(record) {
             return Ok(false);
         }
         let ino = record.ino;
@@ -165,8 +163,6 @@ impl Node {
 
     /// An inode that was looked at is not in this node's backlog, perhaps no longer.
     pub(crate) fn doubt_place(&self, ino: Ino) {
-        if self.cluster.is_some() {
-            self.meta.doubt_place(ino);
-        }
+        self.meta.doubt_place(ino);
     }
 }

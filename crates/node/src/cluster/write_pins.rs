@@ -12,7 +12,6 @@ use super::Cluster;
 use super::forwarding::Recalled;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 const STRIPES: usize = 256;
 /// Between two attempts to ask an owner that is not there at the moment.
@@ -47,12 +46,12 @@ pub(crate) enum AccessMode<'a> {
 /// While it lives, no other node gets the file; it may be written here.
 #[must_use]
 pub(crate) struct WritePin<'a> {
-    node: &'a Node,
+    cluster: &'a Cluster,
     ino: Ino,
 }
 
 impl WritePin<'_> {
-    /// Leaves the pin to a handle, which gives it back by [`Node::unpin`].
+    /// Leaves the pin to a handle, which gives it back by [`Cluster::unpin`].
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -60,11 +59,11 @@ impl WritePin<'_> {
 
 impl Drop for WritePin<'_> {
     fn drop(&mut self) {
-        self.node.unpin(self.ino);
+        self.cluster.unpin(self.ino);
     }
 }
 
-impl Node {
+impl Cluster {
     /// Pins a file that is to be written; without a cluster there is nothing to pin. If another node owns
     /// it, that one is asked to give it up, and this waits until it does, unless its programs can
     /// write it and writes can be forwarded to that node.
@@ -73,34 +72,33 @@ impl Node {
     /// `EBUSY` if its programs keep the file open for writing and nodes do not talk to each other;
     /// `EHOSTDOWN` if it does not answer; `ESTALE` if this node is fenced.
     pub(crate) fn pin_for_writing(&self, context: &Context, ino: Ino) -> Result<AccessMode<'_>> {
-        let Some(cluster) = &self.cluster else { return Ok(AccessMode::Read) };
-        let until = Instant::now() + cluster.config.timeout;
+        let until = Instant::now() + self.config.timeout;
         loop {
-            if cluster.is_fenced() {
+            if self.is_fenced() {
                 return Err(NodeError::Posix(Errno::STALE));
             }
             let other = {
-                let mut pins = cluster.write_pins.stripe(ino).lock();
+                let mut pins = self.write_pins.stripe(ino).lock();
                 if let Some(writers) = pins.get_mut(&ino.0) {
                     *writers += 1;
-                    return Ok(AccessMode::Pinned(WritePin { node: self, ino }));
+                    return Ok(AccessMode::Pinned(WritePin { cluster: self, ino }));
                 }
                 match self.meta.take_ownership(ino)? {
                     Ownership::Mine(_) => {
                         self.pages_of_former_term(ino);
                         pins.insert(ino.0, 1);
-                        return Ok(AccessMode::Pinned(WritePin { node: self, ino }));
+                        return Ok(AccessMode::Pinned(WritePin { cluster: self, ino }));
                     }
                     Ownership::Other(other) => other,
                 }
             };
             context.wait()?;
-            match self.recall(cluster, ino, other)? {
+            match self.recall(ino, other)? {
                 Recalled::Given => {}
                 Recalled::InUse => return Ok(AccessMode::Forwarded(other)),
                 Recalled::Away if Instant::now() < until => std::thread::sleep(AWAY),
                 Recalled::Away | Recalled::Unknown => {
-                    match self.ask_owner(cluster, ino, other, RecallAim::Ownership, until) {
+                    match self.ask_owner(ino, other, RecallAim::Ownership, until) {
                         // It was slow, or its programs can write the file: as it can be talked to, that
                         // is no reason for nobody else to.
                         Err(NodeError::Posix(Errno::BUSY)) if self.may_come_back(other) => {
@@ -116,23 +114,21 @@ impl Node {
     /// Gets the pin for another node whose writes are forwarded to this one, the owner as `is_mine` says.
     pub(crate) fn pin_for_peer<E>(
         &self,
-        cluster: &Cluster,
         ino: Ino,
         is_mine: impl FnOnce() -> Result<(), E>,
     ) -> Result<WritePin<'_>, E> {
-        let mut pins = cluster.write_pins.stripe(ino).lock();
+        let mut pins = self.write_pins.stripe(ino).lock();
         if !pins.contains_key(&ino.0) {
             is_mine()?;
         }
         *pins.entry(ino.0).or_insert(0) += 1;
-        Ok(WritePin { node: self, ino })
+        Ok(WritePin { cluster: self, ino })
     }
 
-    /// Gives back what [`Node::hold`] gave. The file stays owned until another node wants it or the
+    /// Gives back what a [`WritePin`] has left to a handle. The file stays owned until another node wants it or the
     /// backing store has its bytes.
     pub(crate) fn unpin(&self, ino: Ino) {
-        let Some(cluster) = &self.cluster else { return };
-        let mut pins = cluster.write_pins.stripe(ino).lock();
+        let mut pins = self.write_pins.stripe(ino).lock();
         let Some(count) = pins.get_mut(&ino.0) else { return };
         *count -= 1;
         if *count == 0 {
@@ -141,15 +137,14 @@ impl Node {
     }
 
     /// Whether something keeps the file on this node.
-    pub(super) fn is_pinned_for_writing(&self, cluster: &Cluster, ino: Ino) -> bool {
-        cluster.write_pins.stripe(ino).lock().contains_key(&ino.0)
+    pub(super) fn is_pinned_for_writing(&self, ino: Ino) -> bool {
+        self.write_pins.stripe(ino).lock().contains_key(&ino.0)
     }
 
     /// Gives up a file that nothing keeps here and of which the backing store has all;
     /// whether this node has it no longer.
     pub(crate) fn give_up(&self, ino: Ino) -> Result<bool> {
-        let Some(cluster) = &self.cluster else { return Ok(false) };
-        let pins = cluster.write_pins.stripe(ino).lock();
+        let pins = self.write_pins.stripe(ino).lock();
         let dirty = self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty);
         if dirty || pins.contains_key(&ino.0) {
             return Ok(false);

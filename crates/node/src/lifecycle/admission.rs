@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use forebay_meta::{Engine, Member, MetaStore, Redis, members_of, settings_of};
 
 use crate::cluster::{BOUND, IDENTITY, NO_SECRET, SECRET, bound_to, peers};
-use crate::config::{ClusterConfig, NodeConfig, PeerConfig};
+use crate::config::{BACKING_SETTING, ClusterConfig, NodeConfig, PeerConfig, STORE_SETTING};
 use crate::error::{NodeError, Result};
 use crate::lifecycle::members::{self, Expected};
-use crate::node::{BACKING_SETTING, METADATA, STORE_SETTING};
+use crate::node::METADATA;
 
 /// Refuses a node that can't be one of the cluster, with the reason. Nothing has changed then.
 ///

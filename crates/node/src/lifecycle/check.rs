@@ -12,10 +12,11 @@ use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
 use forebay_types::{FileKind, Ino};
 
+use crate::config::BACKING_SETTING;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::members;
 use crate::lifecycle::recover::RECOVERED;
-use crate::node::{BACKING_SETTING, METADATA};
+use crate::node::METADATA;
 use crate::residency::doubt;
 use crate::residency::spill::{noted_inode, spill_setting};
 use crate::residency::synced::{is_cut, lengths_count};

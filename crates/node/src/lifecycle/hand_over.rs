@@ -15,6 +15,7 @@ use forebay_core::steward::Event;
 use forebay_meta::Error as MetaError;
 use forebay_types::Ino;
 
+use crate::cluster::Cluster;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, OpenHandle, RemovedInode, ResidentObject};
@@ -62,7 +63,9 @@ impl Node {
         self.writeback.restart_reconciler();
         node.writeback.start_reconciler();
         node.start_ticker();
-        node.go_on_in_cluster(Arc::new(Serve::of(node.this.clone())));
+        if let Some(cluster) = &node.cluster {
+            cluster.go_on_in_cluster(Arc::new(Serve::of(node.this.clone())));
+        }
     }
 
     fn what_goes_on(&self) -> String {
@@ -83,7 +86,7 @@ impl Node {
     pub fn hand_over_state(&self, limit: Duration) -> Result<HandOverState> {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
-        if !self.rest_in_cluster(left()) {
+        if self.cluster.as_ref().is_some_and(|cluster| !cluster.rest_in_cluster(left())) {
             let what = "what another node has asked for".into();
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
         }
@@ -110,8 +113,8 @@ impl Node {
             handles: self.open_handles(),
             generation: self.handles.generation().into(),
             at_rest: true,
-            membership: self.membership(),
-            locks: self.lock_owners(),
+            membership: self.cluster().map(Cluster::membership),
+            locks: self.cluster().map(Cluster::lock_owners).unwrap_or_default(),
             replaced: replaced.into_iter().map(|ino| ino.0).collect(),
             lost: self.residency.troubles.lost(),
             ..HandOverState::default()
@@ -143,7 +146,7 @@ impl Node {
             // The device is the successor's.
             streams.stop();
         }
-        handed_over.waiters = self.hand_waiters_on();
+        handed_over.waiters = self.cluster().map_or(0, Cluster::hand_waiters_on);
         self.let_go_of_state();
         Ok(handed_over)
     }
@@ -223,7 +226,9 @@ impl Node {
         tracing::info!(open = adopted.len(), at_rest = handed_over.at_rest, "taken over");
         self.handles.adopt(adopted);
         self.watch_taken_over(handed_over);
-        self.take_over_locks(handed_over);
+        if let Some(cluster) = &self.cluster {
+            cluster.take_over_locks(handed_over);
+        }
         self.take_over_streams(handed_over);
         for &ino in &handed_over.replaced {
             self.begin_unlink_grace(Ino(ino));
@@ -254,7 +259,9 @@ impl Node {
 
     fn take_over_handle(&self, open: &OpenHandle) -> Result<Handle> {
         let file = self.residency.files.get(Ino(open.ino));
-        if let Some(handle) = self.take_over_remote(&file, open)? {
+        if let Some(cluster) = &self.cluster
+            && let Some(handle) = cluster.take_over_remote(&file, open)?
+        {
             return Ok(handle);
         }
         match self.residency.load(&Context::DAEMON, &file) {

@@ -13,6 +13,7 @@ use forebay_types::{FileKind, Ino};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
@@ -104,7 +105,9 @@ impl Node {
         let mut evidence = Evidence::default();
         evidence.removed.extend(self.residency.begin_removal_notes());
         evidence.removed.extend(self.release_orphans(open)?);
-        self.recover_copies()?;
+        if let Some(cluster) = &self.cluster {
+            cluster.recover_copies()?;
+        }
         let trust = self.trust()?;
         let trusted = trust.unsynced;
         let known = self.meta.setting(RECOVERED)?.is_some();
@@ -416,7 +419,7 @@ impl Node {
                     header.whole || matches!(slot.tier.open_map(ino.0, header.dirty), Ok(Some(_)))
                 })
         });
-        if elsewhere || !self.may_have_written(&record) {
+        if elsewhere || !self.residency.peers.may_have_written(&record) {
             return Ok(Fate::SetAside(error.to_string()));
         }
         if let Some(found) = doubt::copied_version(&self.meta, &*self.backing, tier, &record) {
@@ -458,7 +461,7 @@ impl Node {
         evidence: &mut Evidence,
     ) -> Result<Fate> {
         let tier = &*self.residency.tiers[index].tier;
-        if self.may_have_written(record) {
+        if self.residency.peers.may_have_written(record) {
             doubt::note_doubt(&self.meta, tier, record)?;
             evidence.set_aside.insert(record.ino.0);
             if record.spilled {
@@ -481,8 +484,10 @@ impl Node {
         let tier = u8::try_from(index).unwrap_or(u8::MAX);
         let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
         let mut current = record.backing.fingerprint;
-        if dirty && !self.may_have_written(record) {
-            if self.yield_found(ino, tier)? || Self::has_nothing_newer(record, header) {
+        if dirty && !self.residency.peers.may_have_written(record) {
+            let taken =
+                self.cluster().map_or(Ok(false), |cluster| cluster.yield_found(ino, tier))?;
+            if taken || Cluster::has_nothing_newer(record, header) {
                 return Ok(Fate::Removed);
             }
             let why = "the metadata servers do not know that this node has changed its file";
@@ -596,7 +601,7 @@ impl Node {
                     && record.attr.size > 0
                     && self.residency.residents.get(ino.0).is_none()
                     && !evidence.set_aside.contains(&ino.0)
-                    && self.may_have_written(&record);
+                    && self.residency.peers.may_have_written(&record);
                 if gone {
                     lost += 1;
                     self.forget_unsynced(&record)?;

@@ -18,20 +18,20 @@ use forebay_store::decorators::{InterceptedBacking, Throttled};
 use forebay_store::{DirBacking, StoreIdentity, Tier};
 use parking_lot::Mutex;
 
-use crate::cluster::{self, Cluster};
-use crate::config::NodeConfig;
+use crate::cluster::{self, Cluster, Joined};
+use crate::config::{BACKING_SETTING, NodeConfig, STORE_SETTING};
 use crate::defects::Defects;
 use crate::defects::Step;
 use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, Membership};
 use crate::lifecycle::admission;
 use crate::lifecycle::members::{self, Expected};
-use crate::node::{BACKING_SETTING, METADATA, Node, OptionalParts, STORE_SETTING, owner_of};
+use crate::node::{METADATA, Node, OptionalParts, owner_of};
 use crate::pool::Pool;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};
 use crate::residency::{Decider, Given, Residency, TierSlot};
-use crate::seams::Upper;
+use crate::seams::{Others, Upper};
 use crate::serving::Serve;
 use crate::stream::Streams;
 use crate::trace::EventLog;
@@ -154,7 +154,9 @@ impl Node {
             Ok(()) => Ok(node),
             Err(error) => {
                 // It has nothing that anybody could wait for.
-                node.leave_cluster(is_new);
+                if let Some(cluster) = &node.cluster {
+                    cluster.leave(is_new);
+                }
                 Err(error)
             }
         }
@@ -163,7 +165,9 @@ impl Node {
     /// Takes up what an earlier node left, and serves.
     fn begin(self: &Arc<Self>, handed_over: Option<&HandOverState>) -> Result<()> {
         self.note_members(members::StoreHas::NotKnown)?;
-        self.start_heartbeat();
+        if let Some(cluster) = &self.cluster {
+            cluster.start_heartbeat();
+        }
         self.writeback.import_root()?;
         match handed_over {
             None => {
@@ -182,10 +186,12 @@ impl Node {
         self.writeback.take_up_rest_gone()?;
         self.writeback.start_reconciler();
         self.start_ticker();
-        self.start_peers(Arc::new(Serve::of(self.this.clone())))?;
-        self.start_cluster_life();
-        self.start_keeping_copies();
-        self.start_cluster_locks();
+        if let Some(cluster) = &self.cluster {
+            cluster.start_peers(Arc::new(Serve::of(self.this.clone())))?;
+            cluster.start_cluster_life();
+            cluster.start_keeping_copies();
+            cluster.start_cluster_locks();
+        }
         Ok(())
     }
 
@@ -204,12 +210,12 @@ impl Node {
             former,
         )?;
         expected.confirm(&meta, &state_dir, &tiers)?;
-        let cluster = meta.member().zip(config.cluster.clone());
-        let cluster =
-            cluster.map(|(me, config)| Cluster::new(me, config, former, expected.markable.clone()));
-        if let Some(cluster) = &cluster {
-            meta.rely(cluster.kernel_grants.clone());
-            cluster.enter_store()?;
+        let joined = meta.member().zip(config.cluster.clone());
+        let joined =
+            joined.map(|(me, config)| Joined::new(me, config, former, expected.markable.clone()));
+        if let Some(joined) = &joined {
+            meta.rely(joined.kernel_grants.clone());
+            joined.enter_store()?;
         }
         let store = bind(
             &meta,
@@ -232,28 +238,37 @@ impl Node {
         let defects = Arc::new(Defects::known_from(handed_over));
         let (config, meta) = (Arc::new(config), Arc::new(meta));
         Ok(Arc::new_cyclic(|this: &Weak<Node>| {
-            let given = Given {
-                config,
-                meta,
-                backing,
-                slow,
-                defects,
-                state_dir,
-                peers: match cluster.is_some() {
-                    true => Box::new(Upper(this.clone())),
-                    false => Box::new(NoPeers),
-                },
-                above: Box::new(Upper(this.clone())),
-                cold: streams.clone().map(|streams| streams as Arc<dyn ColdReads>),
+            let below = |cluster: Option<&Weak<Cluster>>| {
+                let given = Given {
+                    config,
+                    meta,
+                    backing,
+                    slow,
+                    defects,
+                    state_dir,
+                    peers: match cluster {
+                        Some(cluster) => Box::new(Others(cluster.clone())),
+                        None => Box::new(NoPeers),
+                    },
+                    above: Box::new(Upper(this.clone())),
+                    cold: streams.clone().map(|streams| streams as Arc<dyn ColdReads>),
+                };
+                let residency =
+                    Residency::new(given, tiers, Decider { steward, event_log }, spills_noted);
+                let rights: Arc<dyn WorkRights> = match cluster {
+                    Some(cluster) => Arc::new(Others(cluster.clone())),
+                    None => Arc::new(AllRights),
+                };
+                let above = WritebackSeams { rights, above: Box::new(Upper(this.clone())) };
+                Writeback::new(residency, reconciler, store, above)
             };
-            let residency =
-                Residency::new(given, tiers, Decider { steward, event_log }, spills_noted);
-            let rights: Arc<dyn WorkRights> = match cluster.is_some() {
-                true => Arc::new(Upper(this.clone())),
-                false => Arc::new(AllRights),
+            let (writeback, cluster) = match joined {
+                None => (below(None), None),
+                Some(joined) => {
+                    let cluster = Cluster::new(joined, |cluster| below(Some(cluster)));
+                    (cluster.writeback.clone(), Some(cluster))
+                }
             };
-            let above = WritebackSeams { rights, above: Box::new(Upper(this.clone())) };
-            let writeback = Writeback::new(residency, reconciler, store, above);
             Node::of(this, writeback, OptionalParts { streams, cluster }, generation)
         }))
     }

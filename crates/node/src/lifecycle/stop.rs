@@ -78,9 +78,7 @@ impl Node {
         }
         if let Some(cluster) = &self.cluster {
             cluster.end_heartbeat(left(until));
-        }
-        self.leave_cluster(ended);
-        if let Some(cluster) = &self.cluster {
+            cluster.leave(ended);
             // Nobody has to wait for what this node worked in.
             self.meta.close();
             cluster.end();

@@ -83,7 +83,11 @@ impl Node {
             }
             record => {
                 let record = self.meta.with_times(record?)?;
-                match self.attr_forwarded(context, &record)? {
+                let forwarded = match &self.cluster {
+                    Some(cluster) => cluster.attr_forwarded(context, &record)?,
+                    None => None,
+                };
+                match forwarded {
                     Some(attr) => {
                         let blocks = attr.size.div_ceil(512);
                         Ok(Stat { attr, blocks, ..self.stat(&record) })
@@ -92,6 +96,14 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// The record of an inode: in a cluster as it is now, whatever is cached.
+    pub(crate) fn record_now(&self, ino: Ino) -> Result<Arc<Record>> {
+        Ok(match self.cluster {
+            Some(_) => self.meta.get_now(ino)?,
+            None => self.meta.get(ino)?,
+        })
     }
 
     /// The record of an inode, compared with the backing store if it is time.
@@ -126,8 +138,8 @@ impl Node {
         let (record, times) = self.apply_attributes(context, record, set, now)?;
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
-        if let Some(owner) = what.owner {
-            self.times_forwarded(owner, ino, times)?;
+        if let (Some(cluster), Some(owner)) = (&self.cluster, what.owner) {
+            cluster.times_forwarded(owner, ino, times)?;
         }
         self.queue(&record);
         Ok(record)
@@ -260,7 +272,9 @@ impl Node {
         const PAGE: usize = 256;
         context.wait()?;
         self.meta.sync()?;
-        self.tell_losses(ino, Teller::Sync)?;
+        if let Some(cluster) = &self.cluster {
+            cluster.tell_losses(ino, Teller::Sync)?;
+        }
         if self.config.durability != Durability::Backing {
             return Ok(());
         }

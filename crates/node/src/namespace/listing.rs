@@ -173,7 +173,7 @@ impl Node {
                 let newer = self.newer_elsewhere(dir, record);
                 behind = newer.as_ref().map(|(_, basis)| *basis);
                 let record = newer.as_ref().map_or(record, |(newer, _)| newer);
-                is_known_here = self.is_known_here(record);
+                is_known_here = self.cluster().is_some_and(|cluster| cluster.is_known_here(record));
                 stat = Some(self.stat_since(record, Some(*since)));
             }
             if !emit(DirEntry { offset, ino, kind, name, stat, behind, is_known_here }) {
@@ -189,7 +189,7 @@ impl Node {
         if record.ino.partition() == dir.partition() {
             return None;
         }
-        let basis = self.basis(record.ino)?;
+        let basis = self.cluster()?.basis(record.ino)?;
         Some((self.meta.get(record.ino).ok()?, basis))
     }
 }

@@ -176,7 +176,8 @@ impl Node {
             return Ok(inode);
         }
         if new.kind == FileKind::Directory
-            && let Some(redundancy) = self.inherited_redundancy(dir)?
+            && let Some(cluster) = &self.cluster
+            && let Some(redundancy) = cluster.inherited_redundancy(dir)?
         {
             inode.xattrs.push((REDUNDANCY.to_vec(), redundancy));
         }
@@ -473,7 +474,9 @@ impl Node {
             let flags = RenameFlags { durable, ..flags };
             Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
-        self.tell_of_moved(&renamed, from, to);
+        if let Some(cluster) = &self.cluster {
+            cluster.tell_of_moved(&renamed, from, to);
+        }
         self.note_name_went(&renamed.moved, from);
         self.note_name_came(&renamed.moved, to);
         if renamed.exchanged.is_none() {

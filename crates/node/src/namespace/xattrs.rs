@@ -8,7 +8,7 @@ use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
 
 use crate::clock;
-use crate::cluster::REDUNDANCY;
+use crate::cluster::{REDUNDANCY, check_redundancy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
@@ -228,7 +228,7 @@ impl Node {
     ) -> Result<()> {
         let record = self.record(ino)?;
         if name == REDUNDANCY {
-            self.check_redundancy(&record, value)?;
+            check_redundancy(&record, value)?;
         }
         if name == stream::RATE {
             self.check_stream_rate(&record, value)?;

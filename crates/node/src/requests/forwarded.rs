@@ -67,7 +67,9 @@ impl Node {
             let object = file.ino;
             self.residency.decide(forebay_core::steward::Event::Busy { object });
         }
-        self.pages_replaced(file);
+        if let Some(cluster) = &self.cluster {
+            cluster.pages_replaced(file);
+        }
         Ok(Opened { fh, mode, alias, dir: None })
     }
 
@@ -79,11 +81,10 @@ impl Node {
         handle: &Handle,
         call: impl Fn(&Client, Incarnation, Duration) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
+        let Some(cluster) = &self.cluster else { return Ok(None) };
         self.ask_owners(context, handle, |owner, until| {
-            let cluster = self.cluster.as_ref();
-            let told = |cluster| self.tell_given_up(cluster, owner, handle.file.ino, until);
-            match cluster.is_none_or(told) {
-                true => self.call_owner(owner, |client| call(client, owner, within(until))),
+            match cluster.tell_given_up(owner, handle.file.ino, until) {
+                true => cluster.call_owner(owner, |client| call(client, owner, within(until))),
                 false => Ok(None),
             }
         })
@@ -96,19 +97,18 @@ impl Node {
         handle: &Handle,
         mut ask: impl FnMut(Incarnation, Instant) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        if !handle.remote.is_on() {
+        let Some(cluster) = self.cluster.as_ref().filter(|_| handle.remote.is_on()) else {
             return Ok(None);
-        }
+        };
         context.wait()?;
-        let timeout = self.cluster.as_ref().map_or(WITHIN, Cluster::timeout);
-        let until = Instant::now() + timeout;
+        let until = Instant::now() + cluster.timeout();
         loop {
             let Some(owner) = *handle.remote.owner.lock() else { return Ok(None) };
             if let Some(done) = ask(owner, until)? {
                 return Ok(Some(done));
             }
-            if !self.is_still_owned(handle.file.ino, owner) {
-                self.find_owner(context, handle, owner)?;
+            if !cluster.is_still_owned(handle.file.ino, owner) {
+                self.find_owner(context, cluster, handle, owner)?;
             }
             if Instant::now() >= until {
                 return Err(Errno::HOSTDOWN.into());
@@ -118,13 +118,19 @@ impl Node {
     }
 
     /// The owner that a handle knew is not it any more, perhaps: finds out who is.
-    fn find_owner(&self, context: &Context, handle: &Handle, before: Incarnation) -> Result<()> {
+    fn find_owner(
+        &self,
+        context: &Context,
+        cluster: &Cluster,
+        handle: &Handle,
+        before: Incarnation,
+    ) -> Result<()> {
         let file = &handle.file;
         let mut owner = handle.remote.owner.lock();
         if *owner != Some(before) {
             return Ok(());
         }
-        let pin = match self.newest(context, file.ino, handle.write)? {
+        let pin = match cluster.newest(context, file.ino, handle.write)? {
             (_, AccessMode::Forwarded(now)) => {
                 *owner = Some(now);
                 return Ok(());
@@ -133,11 +139,11 @@ impl Node {
             (_, AccessMode::Read) => None,
         };
         let record = self.meta.get_settled(file.ino)?;
-        if self.is_out_of_reach(&record) {
+        if cluster.is_out_of_reach(&record) {
             // Another node has got it since: it is asked for once more.
             return Ok(());
         }
-        self.match_version(context, file, &record)?;
+        cluster.match_version(context, file, &record)?;
         self.prepare(context, file, &self.residency.as_seen_here(&record), handle.write)?;
         if let Some(pin) = pin {
             pin.keep();
@@ -156,7 +162,8 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<Option<usize>> {
-        if let Some(read) = self.read_by_fragments(context, handle, offset, buffer)? {
+        let Some(cluster) = &self.cluster else { return Ok(None) };
+        if let Some(read) = cluster.read_by_fragments(context, handle, offset, buffer)? {
             return Ok(Some(read));
         }
         let ino = handle.file.ino.0;
@@ -180,9 +187,9 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>> {
-        if !handle.remote.is_on() {
+        let Some(cluster) = self.cluster.as_ref().filter(|_| handle.remote.is_on()) else {
             return Ok(None);
-        }
+        };
         context.wait()?;
         let ino = handle.file.ino;
         if context.uid != 0 {
@@ -195,7 +202,7 @@ impl Node {
         let body = Body::Bytes(data.to_vec());
         // Should the owner forget what it has done, a write at a place may be made twice; at the end it
         // would be there twice.
-        let mut asking = Asking::new(self, ino, handle.append);
+        let mut asking = Asking::new(cluster, ino, handle.append);
         let written = self.ask_owners(context, handle, |owner, until| {
             asking.ask(owner, until, |client, turn, within| {
                 let write = Write { ino: ino.0, epoch: owner.epoch, at, sync: false, turn };
@@ -227,7 +234,7 @@ impl Node {
 
     fn write_back_forwarded(&self, context: &Context, handle: &Handle) -> Result<bool> {
         let ino = handle.file.ino.0;
-        let timeout = self.cluster.as_ref().map_or(WITHIN, Cluster::timeout);
+        let timeout = self.cluster().map_or(WITHIN, Cluster::timeout);
         let written = self.by_owner(context, handle, |client, owner, _| {
             client.write_back(WriteBack { ino, epoch: owner.epoch }, timeout)
         })?;
@@ -263,25 +270,28 @@ impl Node {
 
     /// Sets the length of a file, here or through its owner.
     pub(crate) fn truncate_anywhere(&self, context: &Context, ino: Ino, size: u64) -> Result<()> {
+        let Some(cluster) = &self.cluster else {
+            return self.truncate(context, &self.meta.get(ino)?, size);
+        };
         context.wait()?;
-        let mut asking = Asking::new(self, ino, false);
-        let done = self.truncate_asking(context, size, ino, &mut asking);
+        let mut asking = Asking::new(cluster, ino, false);
+        let done = self.truncate_asking(context, cluster, size, ino, &mut asking);
         asking.close(done.map(Some)).map(drop)
     }
 
     fn truncate_asking(
         &self,
         context: &Context,
+        cluster: &Cluster,
         size: u64,
         ino: Ino,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
-        let timeout = self.cluster.as_ref().map_or(WITHIN, Cluster::timeout);
-        let until = Instant::now() + timeout;
+        let until = Instant::now() + cluster.timeout();
         loop {
-            let (record, mode) = self.newest(context, ino, true)?;
+            let (record, mode) = cluster.newest(context, ino, true)?;
             let AccessMode::Forwarded(owner) = mode else {
-                self.match_version(context, &self.residency.files.get(ino), &record)?;
+                cluster.match_version(context, &self.residency.files.get(ino), &record)?;
                 return self.truncate(context, &record, size);
             };
             let done = asking.ask(owner, until, |client, turn, within| {

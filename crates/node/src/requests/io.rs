@@ -7,6 +7,7 @@ use forebay_store::Presence;
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
+use crate::cluster::Cluster;
 use crate::config::{Durability, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -98,12 +99,14 @@ impl Node {
         let _demand = self.residency.demand_gate();
         let sequence = handle.sequence(offset, buffer.len() as u64);
         let whole = sequence > 0 || goes_on(&location, offset, self.config.extent_bytes);
-        let location = match whole && self.has_peers() {
+        let location = match whole && self.cluster().is_some_and(Cluster::has_peers) {
             // What lies beside this will be wanted too, here and elsewhere: from other nodes if they
             // have it, and if not, once for all.
             true => {
                 drop(location);
-                if let Err(error) = self.fill_shared(file, offset..end, FetchMode::Now) {
+                if let Err(error) =
+                    self.residency.peers.fill_shared(file, offset..end, FetchMode::Now)
+                {
                     tracing::debug!(ino = %file.ino, %error, "an extent is read without a copy");
                 }
                 file.location_for(context)?
@@ -185,7 +188,9 @@ impl Node {
         at: Option<u64>,
         data: &[u8],
     ) -> Result<(u64, usize)> {
-        self.check_fence()?;
+        if let Some(cluster) = &self.cluster {
+            cluster.check_fence()?;
+        }
         if !context.may_wait() {
             if let Some(written) = self.write_at_once(context, file, at, data)? {
                 return Ok(written);
@@ -240,7 +245,9 @@ impl Node {
         let written = self.write_to_tier(context, file, offset, data)?;
         if let Some(written) = written {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
-            self.consider_ahead(file, offset, end);
+            if let Some(cluster) = &self.cluster {
+                cluster.consider_ahead(file, offset, end);
+            }
         }
         Ok(written)
     }
@@ -345,7 +352,9 @@ impl Node {
         let ino = self.handle(fh)?.file.ino;
         let synced = self.sync_handle(context, fh, data_only);
         // After it: what is lost may have come to light meanwhile.
-        self.tell_losses(ino, Teller::Sync)?;
+        if let Some(cluster) = &self.cluster {
+            cluster.tell_losses(ino, Teller::Sync)?;
+        }
         self.writeback.tell_rest_gone(context, ino)?;
         synced
     }
@@ -356,7 +365,9 @@ impl Node {
             return Ok(());
         }
         // The kernel may have written by itself what is none of this node's any more.
-        self.check_fence()?;
+        if let Some(cluster) = &self.cluster {
+            cluster.check_fence()?;
+        }
         let file = handle.file.clone();
         drop(handle);
         self.safeguard_and_sync(&file, data_only)?;
@@ -372,12 +383,14 @@ impl Node {
     /// What other nodes are sent and what this one's device has to do are done at the same time, if
     /// there is much of it.
     fn safeguard_and_sync(&self, file: &FileRef, data_only: bool) -> Result<()> {
+        let Some(cluster) = &self.cluster else {
+            return self.residency.sync_file(file, data_only);
+        };
         let from = file.cluster.changed_from.load(Ordering::Acquire);
-        let much = self.cluster.is_some()
-            && from < u64::MAX
-            && self.length_now(&Context::DAEMON, file)?.saturating_sub(from) > STEP;
+        let much =
+            from < u64::MAX && self.length_now(&Context::DAEMON, file)?.saturating_sub(from) > STEP;
         if !much {
-            self.safeguard(file)?;
+            cluster.safeguard(file)?;
             return self.residency.sync_file(file, data_only);
         }
         self.residency.write_again(file)?;
@@ -387,7 +400,7 @@ impl Node {
                 let place = location.place.as_ref();
                 place.map_or(Ok(()), |place| self.residency.sync_object(file, place, true))
             });
-            self.safeguard(file)?;
+            cluster.safeguard(file)?;
             begun.join().unwrap_or(Ok(()))?;
             self.residency.sync_file(file, data_only)
         })
@@ -445,7 +458,9 @@ impl Node {
             return Ok(());
         }
         let handle = self.handle(fh)?;
-        self.note_pages(&handle);
+        if let Some(cluster) = &self.cluster {
+            cluster.note_pages(&handle);
+        }
         if !handle.write {
             return Ok(());
         }
@@ -453,12 +468,16 @@ impl Node {
         if self.flush_forwarded(context, &handle)? {
             return Ok(());
         }
-        self.check_fence()?;
+        if let Some(cluster) = &self.cluster {
+            cluster.check_fence()?;
+        }
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.
         self.residency.settle(&file)?;
-        self.safeguard(&file)?;
+        if let Some(cluster) = &self.cluster {
+            cluster.safeguard(&file)?;
+        }
         if !through {
             return Ok(());
         }

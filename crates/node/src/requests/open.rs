@@ -10,7 +10,7 @@ use forebay_store::backing::Access;
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
-use crate::cluster::{AccessMode, Seen};
+use crate::cluster::{AccessMode, Cluster, Seen};
 use crate::config::{Durability, Passthrough, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -54,7 +54,10 @@ impl Node {
     ) -> Result<Opened> {
         fail_at!("node.open.begin");
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
-        let (mut record, mode) = self.newest(context, ino, changes)?;
+        let (mut record, mode) = match &self.cluster {
+            Some(cluster) => cluster.newest(context, ino, changes)?,
+            None => (self.meta.get(ino)?, AccessMode::Read),
+        };
         if record.attr.kind != FileKind::Regular {
             let is_dir = record.attr.kind == FileKind::Directory;
             return Err(if is_dir { Errno::ISDIR } else { Errno::NXIO }.into());
@@ -81,7 +84,9 @@ impl Node {
         let how = Use { flags, alias, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
             let waited = context.may_wait();
-            self.match_version(context, &file, record)?;
+            if let Some(cluster) = &self.cluster {
+                cluster.match_version(context, &file, record)?;
+            }
             let waits = waited != context.may_wait();
             let newer = waits.then(|| self.meta.get_settled(ino)).transpose()?;
             let record = self.residency.as_seen_here(newer.as_ref().unwrap_or(record));
@@ -130,7 +135,9 @@ impl Node {
             context.wait()?;
             // Anything may have become of it meanwhile.
             record = self.residency.as_seen_here(&self.meta.get_settled(file.ino)?);
-            self.match_version(context, file, &record)?;
+            if let Some(cluster) = &self.cluster {
+                cluster.match_version(context, file, &record)?;
+            }
         }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
@@ -281,10 +288,9 @@ impl Node {
     ) -> Result<Opened> {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // It is owned already.
-        let mode = if write {
-            self.pin_for_writing(&Context::DAEMON, record.ino)?
-        } else {
-            AccessMode::Read
+        let mode = match &self.cluster {
+            Some(cluster) if write => cluster.pin_for_writing(&Context::DAEMON, record.ino)?,
+            _ => AccessMode::Read,
         };
         if matches!(mode, AccessMode::Forwarded(_)) {
             // Given up and taken by another in no time.
@@ -372,7 +378,8 @@ impl Node {
         let alias = opens.now.number;
         let mut seen = Seen::default();
         if let OpenMode::Cached { keep } = &mut mode {
-            (*keep, seen) = self.keeps_pages(file, record, alias);
+            let shown = |cluster: &Cluster| cluster.keeps_pages(file, record, alias);
+            (*keep, seen) = self.cluster().map_or((true, Seen::default()), shown);
             if *keep && opens.count == 0 && record.attr.size > 0 {
                 // Nobody knows how it came to those that it has.
                 file.note_pages_in_kernel();
@@ -446,7 +453,9 @@ impl Node {
                 && file.location.read().place.as_ref().is_some_and(TierObject::is_marked_whole)
         };
         // What can't be found out counts as so: the daemon serves the open then.
-        self.is_clustered() && may_pass() && self.copies_what_is_synced(record).unwrap_or(true)
+        self.cluster().is_some_and(|cluster| {
+            may_pass() && cluster.copies_what_is_synced(record).unwrap_or(true)
+        })
     }
 
     /// Whether writes of an open go to the end of the file as the daemon knows it. The kernel may have
@@ -624,7 +633,9 @@ impl Node {
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
-        self.note_pages(&handle);
+        if let Some(cluster) = &self.cluster {
+            cluster.note_pages(&handle);
+        }
         self.patterns.closed(fh, &handle);
         let file = handle.file.clone();
         if handle.mode.passes() && handle.write {
@@ -650,8 +661,10 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if handle.held.load(Ordering::Acquire) {
-            self.unpin(file.ino);
+        if let Some(cluster) = &self.cluster
+            && handle.held.load(Ordering::Acquire)
+        {
+            cluster.unpin(file.ino);
         }
         fail::fail_point!("node.release.before_settle");
         if handle.write && handle.mode.passes() {

@@ -32,16 +32,19 @@ impl Node {
         // All that may have to wait comes before the first change.
         let file = record.attr.kind == FileKind::Regular;
         let (mut pin, mut owner) = (None, None);
-        if self.is_clustered() && file && (set.size.is_some() || self.is_elsewhere(&record)) {
+        if let Some(cluster) = &self.cluster
+            && file
+            && (set.size.is_some() || cluster.is_elsewhere(&record))
+        {
             let mode;
-            (record, mode) = self.newest(context, ino, true)?;
+            (record, mode) = cluster.newest(context, ino, true)?;
             match mode {
                 AccessMode::Forwarded(node) => owner = Some(node),
                 AccessMode::Pinned(held) => pin = Some(held),
                 AccessMode::Read => {}
             }
             if owner.is_none() {
-                self.match_version(context, &self.residency.files.get(ino), &record)?;
+                cluster.match_version(context, &self.residency.files.get(ino), &record)?;
             }
         }
         if file && let Some(file) = self.residency.files.peek(ino) {

@@ -34,7 +34,7 @@ impl Serve {
 
     fn node(&self) -> Result<Arc<Node>, Fault> {
         let node = self.node.upgrade().ok_or(Fault::Closing)?;
-        match node.cluster.as_ref().is_none_or(Cluster::is_at_rest) {
+        match node.cluster().is_none_or(Cluster::is_at_rest) {
             true => Err(Fault::Closing),
             false => Ok(node),
         }
@@ -43,7 +43,7 @@ impl Serve {
 
 /// The cluster that a node which was asked by another is in.
 fn cluster_of(node: &Node) -> Result<&Cluster, Fault> {
-    node.cluster.as_ref().ok_or(Fault::Unsupported)
+    node.cluster().ok_or(Fault::Unsupported)
 }
 
 impl Service for Serve {
@@ -52,7 +52,7 @@ impl Service for Serve {
         let number = u16::try_from(who.node).map_err(|_| "there is no such node".to_string())?;
         let who = Incarnation { node: number, epoch: who.epoch };
         let gone = |cluster: &Cluster| cluster.has_followed(who) || cluster.is_expelled(who);
-        match node.cluster.as_ref().is_some_and(gone) {
+        match node.cluster().is_some_and(gone) {
             true => Err(format!("{who} was replaced by another daemon")),
             false => Ok(()),
         }
@@ -65,27 +65,28 @@ impl Service for Serve {
             return Ok(Found { version: 0, body: Body::Bytes(bytes) });
         };
         let (ino, buffers) = (Ino(read.ino), &self.buffers);
-        let bytes = node.read_for_peer(ino, version, read.offset, read.len, buffers)?;
+        let bytes =
+            cluster_of(&node)?.read_for_peer(ino, version, read.offset, read.len, buffers)?;
         Ok(Found { version, body: Body::Buffer(bytes) })
     }
 
     fn read_map(&self, _call: &Call, map: &ReadMap) -> Result<Presence, Fault> {
         let version = map.version.ok_or(Fault::Unsupported)?;
-        self.node()?.presence_for_peer(Ino(map.ino), version, map.from)
+        cluster_of(&*self.node()?)?.presence_for_peer(Ino(map.ino), version, map.from)
     }
 
     fn write_back(&self, _call: &Call, what: &WriteBack) -> Result<(), Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
         same_epoch(cluster, what.epoch)?;
-        node.handle_recall(cluster, Ino(what.ino), RecallAim::Bytes, true).map_err(fault)
+        cluster.handle_recall(Ino(what.ino), RecallAim::Bytes, true).map_err(fault)
     }
 
     fn write(&self, call: &Call, write: &Write, bytes: Buffer) -> Result<Written, Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
         fail::fail_point!("node.owner.late");
-        let (offset, size) = node.in_turn(cluster, call, write.epoch, write.turn, || {
+        let (offset, size) = cluster.in_turn(call, write.epoch, write.turn, || {
             node.write_as_owner(cluster, write, &bytes)
         })?;
         Ok(Written { offset, size, version: 0 })
@@ -94,7 +95,7 @@ impl Service for Serve {
     fn truncate(&self, call: &Call, truncate: &Truncate) -> Result<(), Fault> {
         let node = self.node()?;
         let cluster = cluster_of(&node)?;
-        let done = node.in_turn(cluster, call, truncate.epoch, truncate.turn, || {
+        let done = cluster.in_turn(call, truncate.epoch, truncate.turn, || {
             node.truncate_as_owner(cluster, truncate).map(|()| (0, truncate.size))
         });
         done.map(drop)
@@ -112,7 +113,7 @@ impl Service for Serve {
         if recall.kind != RecallKind::Ownership {
             return Err(Fault::Unsupported);
         }
-        match node.give_up_unused(cluster, Ino(recall.ino)).map_err(fault)? {
+        match cluster.give_up_unused(Ino(recall.ino)).map_err(fault)? {
             true => Ok(()),
             false => Err(Fault::Locked),
         }
@@ -120,12 +121,12 @@ impl Service for Serve {
 
     fn put(&self, _call: &Call, put: &Put, bytes: Buffer) -> Result<(), Fault> {
         let node = self.node()?;
-        node.store_part(cluster_of(&node)?, put, &bytes)
+        cluster_of(&node)?.store_part(put, &bytes)
     }
 
     fn drop_object(&self, _call: &Call, object: &ObjectId) -> Result<(), Fault> {
         let node = self.node()?;
-        node.drop_part(cluster_of(&node)?, object)
+        cluster_of(&node)?.drop_part(object)
     }
 
     fn other(&self, call: &Call, kind: u32, bytes: Buffer) -> Result<Body, Fault> {
@@ -134,25 +135,25 @@ impl Service for Serve {
         let asker = asker(call)?;
         match kind {
             sources::WANT | sources::HAVE | sources::FAILED => {
-                node.answer_about_sources(cluster, asker, kind, &bytes)
+                cluster.answer_about_sources(asker, kind, &bytes)
             }
             redundancy::TAKE_OVER => {
-                node.take_over_for(cluster, &bytes)?;
+                cluster.take_over_for(&bytes)?;
                 Ok(Body::Empty)
             }
-            redundancy::FRAGMENT => node.fragment_for(cluster, &bytes),
+            redundancy::FRAGMENT => cluster.fragment_for(&bytes),
             redundancy::REBALANCE => {
-                node.balance_now(cluster);
+                cluster.balance_now();
                 Ok(Body::Empty)
             }
             moved::MOVED => {
-                node.forget_moved(&bytes)?;
+                cluster.forget_moved(&bytes)?;
                 Ok(Body::Empty)
             }
-            hosting::TASKS => Ok(Body::Bytes(node.tell_of_tasks(cluster, asker, &bytes)?)),
-            hosting::HOST => Ok(Body::Bytes(node.host_for(cluster, asker, &bytes)?)),
+            hosting::TASKS => Ok(Body::Bytes(cluster.tell_of_tasks(asker, &bytes)?)),
+            hosting::HOST => Ok(Body::Bytes(cluster.host_for(asker, &bytes)?)),
             replay_cache::SETTLE => {
-                let settled = node.settle_with(cluster, call, &bytes)?;
+                let settled = cluster.settle_with(call, &bytes)?;
                 Ok(Body::Bytes(settled.encode_to_vec()))
             }
             forwarding::LOOK => {

@@ -85,14 +85,14 @@ impl Node {
             Service::Keep | Service::Change => {
                 // What is cached may be from before it was given up.
                 let is_mine = || self.owned(cluster, ino, true).map(drop);
-                Some(self.pin_for_peer(cluster, ino, is_mine)?)
+                Some(cluster.pin_for_peer(ino, is_mine)?)
             }
         };
         let record = self.owned(cluster, ino, false)?;
         let file = self.residency.files.get(ino);
         let in_use = crate::requests::in_use::InUse::new(&file);
         let ready = steadily(|| {
-            self.match_version(&Context::DAEMON, &file, &record)?;
+            cluster.match_version(&Context::DAEMON, &file, &record)?;
             self.residency.load(&Context::DAEMON, &file)
         });
         let done = ready.and_then(|()| work(&file, &record));
@@ -100,7 +100,7 @@ impl Node {
         let unused = change && file.opens.lock().writers == 0;
         let closed = if unused { steadily(|| self.settle_unused(&file)) } else { Ok(()) };
         if change {
-            self.pages_replaced(&file);
+            cluster.pages_replaced(&file);
             // Also without anybody who has it open the kernel may know its length and times.
             self.residency.forget_object(ino, file.is_open());
         }
@@ -169,7 +169,7 @@ impl Node {
         self.as_owner(cluster, Ino(sync.ino), sync.epoch, Service::Keep, |file, _| {
             steadily(|| {
                 self.residency.settle(file)?;
-                self.safeguard(file)?;
+                cluster.safeguard(file)?;
                 self.residency.sync_file(file, sync.data_only)
             })
         })
@@ -198,7 +198,7 @@ impl Node {
                 steadily(|| self.residency.settle(file))?;
             }
             if look.safe {
-                steadily(|| self.safeguard(file))?;
+                steadily(|| cluster.safeguard(file))?;
             }
             let (attr, _) = self.residency.live_attr(record);
             let record = self.meta.get(ino)?;

@@ -15,7 +15,6 @@ use super::level::{Level, Snapshot};
 use super::make::new_version;
 use super::send::{Cargo, Failed};
 use crate::error::Result;
-use crate::node::Node;
 use crate::residency::files::{File, FileRef};
 
 /// Files are sent ahead in steps of about so many bytes, and as much stays behind the end.
@@ -54,28 +53,26 @@ fn due(level: Level, size: u64) -> Result<u64> {
     Ok(size.saturating_sub(STEP) / STEP * STEP / stripe * stripe)
 }
 
-impl Node {
+impl Cluster {
     /// Bytes were written to a file: sends what lies behind them if it is time.
     pub(crate) fn consider_ahead(&self, file: &FileRef, offset: u64, end: u64) {
         if end < 2 * STEP || end / STEP == offset / STEP {
             return;
         }
-        let Some(cluster) = &self.cluster else { return };
-        let able = cluster.peers.get().is_some_and(|peers| !peers.is_alone())
+        let able = self.peers.get().is_some_and(|peers| !peers.is_alone())
             && !file.cluster.ahead_refused.load(Ordering::Acquire);
         if !able || file.cluster.ahead_queued.swap(true, Ordering::AcqRel) {
             return;
         }
         let ino = file.ino;
-        if !self.later(move |node| node.send_ahead(ino)) {
+        if !self.later(move |cluster| cluster.send_ahead(ino)) {
             file.cluster.ahead_queued.store(false, Ordering::Release);
         }
     }
 
     fn send_ahead(&self, ino: Ino) {
         let Some(file) = self.residency.files.peek(ino) else { return };
-        let Some(cluster) = &self.cluster else { return };
-        let sent = self.send_what_is_due(cluster, &file);
+        let sent = self.send_what_is_due(&file);
         file.cluster.ahead_queued.store(false, Ordering::Release);
         match sent {
             Ok(true) => {}
@@ -88,7 +85,7 @@ impl Node {
     }
 
     /// Sends what has come; false if there is no use in sending more of this file ahead.
-    fn send_what_is_due(&self, cluster: &Cluster, file: &FileRef) -> Result<bool> {
+    fn send_what_is_due(&self, file: &FileRef) -> Result<bool> {
         // Copies of what was there before are being made, or have been: this is more of it.
         let Some(mut copying) = file.cluster.copying.try_lock() else { return Ok(true) };
         let wanted = self.redundancy_of(&*self.meta.get_believed(file.ino)?)?;
@@ -101,7 +98,7 @@ impl Node {
             Some(begun) => begun,
             // What is added to copies is sent as a whole, and the rest of the file stays.
             None if file.cluster.changed_from.load(Ordering::Acquire) > 0 => return Ok(false),
-            None => match self.begin_ahead(cluster, file, level)? {
+            None => match self.begin_ahead(file, level)? {
                 Some(begun) => begun,
                 None => return Ok(false),
             },
@@ -116,8 +113,8 @@ impl Node {
                 break;
             }
             let due = due.min(begun.sent + 2 * STEP);
-            if !begun.is_sound(file) || !self.send_more(cluster, file, &mut begun, due)? {
-                self.drop_copies(file.ino, &begun.parts(cluster));
+            if !begun.is_sound(file) || !self.send_more(file, &mut begun, due)? {
+                self.drop_copies(file.ino, &begun.parts(self));
                 return Ok(false);
             }
         }
@@ -125,13 +122,8 @@ impl Node {
         Ok(true)
     }
 
-    fn begin_ahead(
-        &self,
-        cluster: &Cluster,
-        file: &FileRef,
-        level: Level,
-    ) -> Result<Option<Begun>> {
-        let mut holders = self.candidates(cluster, file.ino, level.nodes())?;
+    fn begin_ahead(&self, file: &FileRef, level: Level) -> Result<Option<Begun>> {
+        let mut holders = self.candidates(file.ino, level.nodes())?;
         holders.truncate(level.nodes());
         if holders.len() < level.nodes() {
             return Ok(None);
@@ -141,13 +133,7 @@ impl Node {
     }
 
     /// Whether all nodes have got more.
-    fn send_more(
-        &self,
-        cluster: &Cluster,
-        file: &FileRef,
-        begun: &mut Begun,
-        until: u64,
-    ) -> Result<bool> {
+    fn send_more(&self, file: &FileRef, begun: &mut Begun, until: u64) -> Result<bool> {
         let stripe = begun.level.layout(until)?.map_or(1, |layout| layout.stripe_bytes());
         let until = until / stripe * stripe;
         let cargo = Cargo {
@@ -159,7 +145,7 @@ impl Node {
             last: false,
         };
         let to: Vec<(usize, u16)> = begun.holders.iter().copied().enumerate().collect();
-        match self.send_to(cluster, &cargo, &to) {
+        match self.send_to(&cargo, &to) {
             Ok(sent) if sent.iter().all(|sent| *sent) => {
                 begun.sent = until;
                 Ok(true)
@@ -170,9 +156,9 @@ impl Node {
     }
 
     /// Nothing of what was begun is of use.
-    pub(super) fn drop_ahead(&self, cluster: &Cluster, file: &File, begun: Option<Begun>) {
+    pub(super) fn drop_ahead(&self, file: &File, begun: Option<Begun>) {
         if let Some(begun) = begun {
-            self.drop_copies(file.ino, &begun.parts(cluster));
+            self.drop_copies(file.ino, &begun.parts(self));
         }
     }
 
@@ -180,7 +166,6 @@ impl Node {
     /// of it counts.
     pub(super) fn end_ahead(
         &self,
-        cluster: &Cluster,
         file: &FileRef,
         level: Level,
         begun: Begun,
@@ -190,7 +175,7 @@ impl Node {
         let fits = level == begun.level
             && begun.sent <= now.size
             && begun.is_sound(file)
-            && begun.holders.iter().all(|node| self.can_hold(cluster, *node));
+            && begun.holders.iter().all(|node| self.can_hold(*node));
         let cargo = Cargo {
             file,
             version: begun.version,
@@ -201,19 +186,19 @@ impl Node {
         };
         let to: Vec<(usize, u16)> = begun.holders.iter().copied().enumerate().collect();
         let sent = match fits {
-            true => self.send_to(cluster, &cargo, &to),
+            true => self.send_to(&cargo, &to),
             false => Ok(vec![false]),
         };
         match sent {
             Ok(sent) if sent.iter().all(|sent| *sent) => {}
             Err(Failed::Here(error)) => return Err(error),
             Ok(_) | Err(Failed::Moved) => {
-                self.drop_copies(file.ino, &begun.parts(cluster));
+                self.drop_copies(file.ino, &begun.parts(self));
                 return Ok(false);
             }
         }
-        let made = level.made(begun.version, cluster.me, now, begun.holders);
-        self.tell_of_copies(cluster, file, known.cloned(), made)?;
+        let made = level.made(begun.version, self.me, now, begun.holders);
+        self.tell_of_copies(file, known.cloned(), made)?;
         Ok(true)
     }
 }

@@ -16,8 +16,8 @@ use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use super::held::FileTotals;
+use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::node::Node;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(10);
@@ -76,20 +76,18 @@ fn ino_of(path: &Path) -> Option<Ino> {
     u64::from_str_radix(number, 16).ok().map(Ino)
 }
 
-impl Node {
+impl Cluster {
     /// Has those that hold nothing of their own removed, now and then.
     pub(super) fn look_at_aside_sometimes(&self) {
-        let Some(cluster) = &self.cluster else { return };
-        if !cluster.safety.held.aside.begin() {
+        if !self.safety.held.aside.begin() {
             return;
         }
-        let begun = self.later(|node| {
-            let Some(cluster) = &node.cluster else { return };
-            node.look_at_aside(&cluster.safety.held.aside);
+        let begun = self.later(|cluster| {
+            cluster.look_at_aside(&cluster.safety.held.aside);
             cluster.safety.held.aside.looking.store(false, Ordering::Release);
         });
         if !begun {
-            cluster.safety.held.aside.looking.store(false, Ordering::Release);
+            self.safety.held.aside.looking.store(false, Ordering::Release);
         }
     }
 

@@ -12,31 +12,30 @@ use forebay_peer::Body;
 use super::super::Cluster;
 use super::send::WITHIN;
 use crate::error::Result;
-use crate::node::Node;
 
 /// Have copies of your files move to nodes with more room.
 pub(crate) const REBALANCE: u32 = 34;
 /// Where it was asked for, what is fuller than the mean by so many per cent gives.
 const ASKED_PERCENT: u32 = 5;
 
-impl Node {
+impl Cluster {
     /// How full the nodes are to which copies of this node's files can go: what each keeps for others,
     /// of the room that what it has written itself leaves.
-    fn levels(&self, cluster: &Cluster) -> Vec<Level> {
-        let Some(peers) = cluster.peers.get() else { return Vec::new() };
+    fn levels(&self) -> Vec<Level> {
+        let Some(peers) = self.peers.get() else { return Vec::new() };
         let level = |node: u16| {
-            let status = cluster.nodes.node_status_of(node);
+            let status = self.nodes.node_status_of(node);
             let left = status.room.saturating_sub(status.bytes);
             let capacity = if status.room > 0 { left.max(1) } else { 0 };
             Level { node: NodeId(node.into()), load: status.held, capacity }
         };
         let others = peers.listening().into_iter();
-        others.filter(|node| self.can_hold(cluster, *node)).map(level).collect()
+        others.filter(|node| self.can_hold(*node)).map(level).collect()
     }
 
-    fn shift(&self, cluster: &Cluster, shifts: &[Shift]) -> u64 {
-        let held = |node: u16| cluster.nodes.node_status_of(node).held;
-        let bytes = cluster.safety.keeper.shift(shifts, held);
+    fn shift(&self, shifts: &[Shift]) -> u64 {
+        let held = |node: u16| self.nodes.node_status_of(node).held;
+        let bytes = self.safety.keeper.shift(shifts, held);
         if bytes > 0 {
             tracing::info!(bytes, "copies move to nodes with more room");
         }
@@ -44,20 +43,20 @@ impl Node {
     }
 
     /// Looks whether it is time.
-    pub(super) fn balance_sometimes(&self, cluster: &Cluster) {
-        let shifts = cluster.safety.keeper.due(&self.levels(cluster));
+    pub(super) fn balance_sometimes(&self) {
+        let shifts = self.safety.keeper.due(&self.levels());
         if !shifts.is_empty() {
-            self.shift(cluster, &shifts);
+            self.shift(&shifts);
         }
     }
 
     /// Has copies of this node's files move now; how many bytes it will be.
-    pub(crate) fn balance_now(&self, cluster: &Cluster) -> u64 {
-        if let Err(error) = self.refresh_cluster() {
+    pub(crate) fn balance_now(&self) -> u64 {
+        if let Err(error) = self.refresh() {
             tracing::debug!(%error, "what the other nodes have is not known");
         }
         let config = BalanceConfig { tolerance_percent: ASKED_PERCENT, ..Default::default() };
-        self.shift(cluster, &plan(&self.levels(cluster), &config))
+        self.shift(&plan(&self.levels(), &config))
     }
 
     /// Has all nodes move copies to where there is more room; how many nodes were asked.
@@ -65,14 +64,12 @@ impl Node {
     /// # Errors
     /// `EOPNOTSUPP` if this node is alone; if the metadata can't be read.
     pub fn rebalance(&self) -> Result<usize> {
-        let cluster = self.in_cluster()?;
-        self.refresh_cluster()?;
+        self.refresh()?;
         let mut asked = 1;
-        self.balance_now(cluster);
-        let Some(peers) = cluster.peers.get() else { return Ok(asked) };
-        for node in cluster.within_reach(peers).into_iter().filter(|node| *node != cluster.me.node)
-        {
-            let Some(client) = self.peer(cluster, node) else { continue };
+        self.balance_now();
+        let Some(peers) = self.peers.get() else { return Ok(asked) };
+        for node in self.within_reach(peers).into_iter().filter(|node| *node != self.me.node) {
+            let Some(client) = self.peer(node) else { continue };
             match client.other(REBALANCE, &Body::Empty, 0, WITHIN) {
                 Ok(_) => asked += 1,
                 Err(error) => tracing::warn!(node, %error, "a node does not move its copies"),

@@ -18,7 +18,6 @@ use super::send::WITHIN;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::handles::Handle;
-use crate::node::Node;
 
 /// Bytes of a fragment that you have.
 pub(crate) const FRAGMENT: u32 = 33;
@@ -46,7 +45,6 @@ struct Ask {
 
 /// Reads one version of a file by its fragments.
 struct Gatherer<'a> {
-    node: &'a Node,
     cluster: &'a Cluster,
     ino: Ino,
     copies: &'a Copies,
@@ -63,12 +61,7 @@ fn nonsense(error: &forebay_erasure::Error) -> NodeError {
 
 impl<'a> Gatherer<'a> {
     /// Nothing for a file that has no fragments.
-    fn new(
-        node: &'a Node,
-        cluster: &'a Cluster,
-        ino: Ino,
-        copies: &'a Copies,
-    ) -> Result<Option<Self>> {
+    fn new(cluster: &'a Cluster, ino: Ino, copies: &'a Copies) -> Result<Option<Self>> {
         let (Some(layout), Some(code)) = (level::layout(copies)?, &copies.code) else {
             return Ok(None);
         };
@@ -76,7 +69,7 @@ impl<'a> Gatherer<'a> {
         let decoder = Decoder::new(code.data.into(), count).map_err(|error| nonsense(&error))?;
         let away = |node: &u16| *node == 0 || *node != cluster.me.node && cluster.is_silent(*node);
         let bad = copies.holders.iter().map(away).collect();
-        Ok(Some(Gatherer { node, cluster, ino, copies, layout, decoder, bad }))
+        Ok(Some(Gatherer { cluster, ino, copies, layout, decoder, bad }))
     }
 
     /// Whether enough nodes seem to be there.
@@ -188,10 +181,10 @@ impl<'a> Gatherer<'a> {
         let (part, version) = (self.copies.part(at), self.copies.version);
         if holder == self.cluster.me.node {
             let key = (self.ino.0, version, part);
-            let read = self.node.read_copy(&self.cluster.safety.held, key, offset, len);
+            let read = self.cluster.safety.held.read_copy(key, offset, len);
             return read.inspect_err(|error| tracing::warn!(%error, "no fragment")).ok();
         }
-        let client = self.node.peer(self.cluster, holder)?;
+        let client = self.cluster.peer(holder)?;
         let ask = Ask { ino: self.ino.0, version, part, offset, len };
         let body = Body::Bytes(ask.encode_to_vec());
         let limit = u32::try_from(len).ok()?;
@@ -205,12 +198,12 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-impl Node {
+impl Cluster {
     /// Another node asks for bytes of a fragment.
-    pub(crate) fn fragment_for(&self, cluster: &Cluster, bytes: &[u8]) -> Result<Body, Fault> {
+    pub(crate) fn fragment_for(&self, bytes: &[u8]) -> Result<Body, Fault> {
         let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let key = (ask.ino, ask.version, ask.part);
-        match self.read_copy(&cluster.safety.held, key, ask.offset, ask.len.min(MAX)) {
+        match self.safety.held.read_copy(key, ask.offset, ask.len.min(MAX)) {
             Ok(bytes) => Ok(Body::Bytes(bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Fault::NotHere),
             Err(error) => Err(Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) }),
@@ -219,24 +212,24 @@ impl Node {
 
     /// Makes a whole copy of a file here from its fragments, as if another node had sent it; whether
     /// that could be done.
-    pub(super) fn make_whole(&self, cluster: &Cluster, ino: Ino, copies: &Copies) -> Result<bool> {
-        let Some(mut gatherer) = Gatherer::new(self, cluster, ino, copies)? else {
+    pub(super) fn make_whole(&self, ino: Ino, copies: &Copies) -> Result<bool> {
+        let Some(mut gatherer) = Gatherer::new(self, ino, copies)? else {
             return Ok(false);
         };
         if !gatherer.is_able() {
             return Ok(false);
         }
         let object = ObjectId { ino: ino.0, version: copies.version, part: 0 };
-        let held = &cluster.safety.held;
+        let held = &self.safety.held;
         let (size, mut at) = (copies.size, 0);
         loop {
             let (begin, bytes) = gatherer.read(at..size.min(at + STEP))?;
             let end = if bytes.is_empty() { size } else { begin + bytes.len() as u64 };
             let last = end == size;
             let put = Put { object, offset: at, total: end, last };
-            if let Err(fault) = self.put_copy(held, &put, &bytes) {
+            if let Err(fault) = held.put_copy(&put, &bytes) {
                 tracing::warn!(%ino, %fault, "a file can't be put together");
-                let _ = self.drop_copy_held(held, (ino.0, copies.version, 0));
+                let _ = held.drop_copy_held((ino.0, copies.version, 0));
                 return Ok(false);
             }
             if last {
@@ -250,11 +243,10 @@ impl Node {
     /// taken it over, which is seen to.
     pub(in crate::cluster) fn is_read_by_fragments(
         &self,
-        cluster: &Cluster,
         ino: Ino,
         owner: Incarnation,
     ) -> Result<bool> {
-        if !cluster.is_silent(owner.node) {
+        if !self.is_silent(owner.node) {
             return Ok(false);
         }
         let Some((record, copies)) = self.meta.record_and_copies(ino)? else { return Ok(false) };
@@ -262,13 +254,12 @@ impl Node {
         let Some(copies) = copies.filter(|_| record.owner == Some(owner)) else {
             return Ok(false);
         };
-        let gatherer = Gatherer::new(self, cluster, ino, &copies)?;
+        let gatherer = Gatherer::new(self, ino, &copies)?;
         if !gatherer.is_some_and(|gatherer| gatherer.is_able()) {
             return Ok(false);
         }
-        self.later(move |node| {
-            let Some(cluster) = &node.cluster else { return };
-            if let Err(error) = node.have_taken_over(cluster, ino, owner) {
+        self.later(move |cluster| {
+            if let Err(error) = cluster.have_taken_over(ino, owner) {
                 tracing::debug!(%ino, %error, "a file is not taken over yet");
             }
         });
@@ -283,10 +274,8 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<Option<usize>> {
-        let (Some(cluster), Some(owner)) = (&self.cluster, handle.remote.owner()) else {
-            return Ok(None);
-        };
-        if !cluster.is_silent(owner.node) {
+        let Some(owner) = handle.remote.owner() else { return Ok(None) };
+        if !self.is_silent(owner.node) {
             return Ok(None);
         }
         context.wait()?;
@@ -295,7 +284,7 @@ impl Node {
         let Some(copies) = copies.filter(|_| record.copied && record.owner == Some(owner)) else {
             return Ok(None);
         };
-        let Some(mut gatherer) = Gatherer::new(self, cluster, ino, &copies)? else {
+        let Some(mut gatherer) = Gatherer::new(self, ino, &copies)? else {
             return Ok(None);
         };
         if !gatherer.is_able() || offset >= copies.size {

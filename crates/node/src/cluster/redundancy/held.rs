@@ -11,6 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_core::cluster::redundancy::Redundancy;
@@ -21,7 +22,7 @@ use rustix::fs::Advice;
 
 use super::aside::{self, Aside};
 use crate::error::Result;
-use crate::node::Node;
+use crate::residency::Residency;
 
 /// Where a tier keeps them.
 const DIR: &str = "copies";
@@ -44,8 +45,8 @@ struct Copy {
 pub(super) type Key = (u64, u64, u32);
 
 /// The copies of this node.
-#[derive(Default)]
 pub(super) struct Held {
+    residency: Arc<Residency>,
     copies: Mutex<BTreeMap<Key, Copy>>,
     pub(super) aside: Aside,
 }
@@ -88,6 +89,11 @@ fn sync_dir(dir: &Path) -> std::io::Result<()> {
 }
 
 impl Held {
+    /// Knows of none yet.
+    pub fn new(residency: Arc<Residency>) -> Self {
+        Held { residency, copies: Mutex::default(), aside: Aside::default() }
+    }
+
     /// How much is held for others.
     pub fn totals(&self) -> FileTotals {
         let copies = self.copies.lock();
@@ -105,14 +111,14 @@ impl Held {
     }
 }
 
-impl Node {
+impl Held {
     fn copy_path(&self, tier: u8, key: Key) -> PathBuf {
         let tier = self.residency.tiers[usize::from(tier)].tier.path();
         tier.join(DIR).join(name(key))
     }
 
     /// Finds the copies that an earlier start has left, and charges them.
-    pub(super) fn find_copies(&self, held: &Held) -> Result<()> {
+    pub(super) fn find_copies(&self) -> Result<()> {
         for (index, slot) in self.residency.tiers.iter().enumerate() {
             let tier = u8::try_from(index).unwrap_or(u8::MAX);
             for sub in [DIR, ASIDE] {
@@ -129,9 +135,9 @@ impl Node {
                     slot.room.force(charged);
                     let copy = Copy { tier, charged, touched: Instant::now() };
                     match entry.file_name().to_str().and_then(parse).filter(|_| sub == DIR) {
-                        Some(key) => drop(held.copies.lock().insert(key, copy)),
+                        Some(key) => drop(self.copies.lock().insert(key, copy)),
                         None => {
-                            held.aside.add(entry.path(), tier, charged);
+                            self.aside.add(entry.path(), tier, charged);
                         }
                     }
                 }
@@ -141,8 +147,8 @@ impl Node {
     }
 
     /// Whether all that counts of a copy is here.
-    pub(super) fn has_copy(&self, held: &Held, key: Key, size: u64) -> bool {
-        let copy = held.copies.lock().get(&key).copied();
+    pub(super) fn has_copy(&self, key: Key, size: u64) -> bool {
+        let copy = self.copies.lock().get(&key).copied();
         copy.is_some_and(|copy| {
             let path = self.copy_path(copy.tier, key);
             fs::metadata(path).is_ok_and(|found| found.len() >= size)
@@ -153,14 +159,8 @@ impl Node {
     ///
     /// # Errors
     /// `NotFound` if it is not here; what the tier says.
-    pub(super) fn read_copy(
-        &self,
-        held: &Held,
-        key: Key,
-        offset: u64,
-        len: u64,
-    ) -> std::io::Result<Vec<u8>> {
-        let copy = held.copies.lock().get(&key).copied().ok_or(ErrorKind::NotFound)?;
+    pub(super) fn read_copy(&self, key: Key, offset: u64, len: u64) -> std::io::Result<Vec<u8>> {
+        let copy = self.copies.lock().get(&key).copied().ok_or(ErrorKind::NotFound)?;
         let file = File::open(self.copy_path(copy.tier, key))?;
         let there = file.metadata()?.len().saturating_sub(offset).min(len);
         let mut bytes = vec![0; usize::try_from(there).unwrap_or(0)];
@@ -169,7 +169,7 @@ impl Node {
     }
 
     /// Stores a part of a copy; after the last one it is durable.
-    pub(super) fn put_copy(&self, held: &Held, put: &Put, bytes: &[u8]) -> Result<(), Fault> {
+    pub(super) fn put_copy(&self, put: &Put, bytes: &[u8]) -> Result<(), Fault> {
         let ObjectId { ino, version, part } = put.object;
         let end = put.offset.checked_add(bytes.len() as u64).filter(|end| *end <= put.total);
         let end = end.ok_or_else(|| Fault::Invalid("a part beyond the end".into()))?;
@@ -177,7 +177,7 @@ impl Node {
             return Err(Fault::Invalid("no code has so many fragments".into()));
         }
         let key = (ino, version, part);
-        let tier = self.charge_copy(held, key, put.offset, end)?;
+        let tier = self.charge_copy(key, put.offset, end)?;
         let path = self.copy_path(tier, key);
         let file = OpenOptions::new().write(true).create(put.offset == 0).mode(0o600).open(&path);
         let file = file.map_err(|error| match error.kind() {
@@ -203,11 +203,11 @@ impl Node {
     }
 
     /// Sees to it that a copy is charged for its bytes up to `end`; on which tier it is.
-    fn charge_copy(&self, held: &Held, key: Key, offset: u64, end: u64) -> Result<u8, Fault> {
+    fn charge_copy(&self, key: Key, offset: u64, end: u64) -> Result<u8, Fault> {
         let wanted = end.next_multiple_of(GRAIN).max(GRAIN);
         for attempt in 0..2 {
             let known = {
-                let mut copies = held.copies.lock();
+                let mut copies = self.copies.lock();
                 let (known, new) = match copies.get(&key) {
                     Some(copy) => (*copy, false),
                     None if offset == 0 => {
@@ -244,8 +244,8 @@ impl Node {
     }
 
     /// Removes a copy; one that is not there is removed already.
-    pub(super) fn drop_copy_held(&self, held: &Held, key: Key) -> std::io::Result<()> {
-        let Some(copy) = held.copies.lock().remove(&key) else { return Ok(()) };
+    pub(super) fn drop_copy_held(&self, key: Key) -> std::io::Result<()> {
+        let Some(copy) = self.copies.lock().remove(&key) else { return Ok(()) };
         self.residency.tiers[usize::from(copy.tier)].room.give_all(copy.charged);
         match fs::remove_file(self.copy_path(copy.tier, key)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -255,26 +255,21 @@ impl Node {
 
     /// Takes a whole copy out of those that are held, to make an object of it: its tier, file and
     /// charge.
-    pub(super) fn take_copy(
-        &self,
-        held: &Held,
-        ino: Ino,
-        version: u64,
-    ) -> Option<(u8, PathBuf, u64)> {
+    pub(super) fn take_copy(&self, ino: Ino, version: u64) -> Option<(u8, PathBuf, u64)> {
         let key = (ino.0, version, 0);
-        let copy = held.copies.lock().remove(&key)?;
+        let copy = self.copies.lock().remove(&key)?;
         Some((copy.tier, self.copy_path(copy.tier, key), copy.charged))
     }
 
     /// Puts it back.
-    pub(super) fn return_copy(&self, held: &Held, ino: Ino, version: u64, tier: u8, charged: u64) {
+    pub(super) fn return_copy(&self, ino: Ino, version: u64, tier: u8, charged: u64) {
         let copy = Copy { tier, charged, touched: Instant::now() };
-        held.copies.lock().insert((ino.0, version, 0), copy);
+        self.copies.lock().insert((ino.0, version, 0), copy);
     }
 
     /// Moves an object aside whose file others have taken over: what it has does not count any more,
     /// and may hold what nobody was told is safe.
-    pub(super) fn move_aside(&self, held: &Held, ino: Ino, tier: u8) -> Result<PathBuf> {
+    pub(super) fn move_aside(&self, ino: Ino, tier: u8) -> Result<PathBuf> {
         let slot = &self.residency.tiers[usize::from(tier)];
         let dir = slot.tier.path().join(ASIDE);
         let free = |number: &u32| !dir.join(aside::name(ino, *number)).exists();
@@ -284,7 +279,7 @@ impl Node {
         sync_dir(&dir)?;
         let bytes = fs::metadata(&to)?.blocks() * 512;
         slot.room.force(bytes);
-        held.aside.add(to.clone(), tier, bytes);
+        self.aside.add(to.clone(), tier, bytes);
         Ok(to)
     }
 }

@@ -25,7 +25,6 @@ use super::level::{self, Level};
 use super::send::{Cargo, Failed};
 use crate::context::Context;
 use crate::error::Result;
-use crate::node::Node;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);
@@ -174,46 +173,45 @@ impl Keeper {
     }
 }
 
-impl Node {
+impl Cluster {
     /// A thread that keeps copies.
     pub(crate) fn start_keeping_copies(&self) {
-        if self.cluster.as_ref().is_none_or(|cluster| cluster.peers.get().is_none()) {
+        if self.peers.get().is_none() {
             return;
         }
         let this = self.this.clone();
         let keep = move || {
             let mut last = None;
-            while let Some(node) = this.upgrade() {
-                let Some(cluster) = &node.cluster else { return };
-                if node.stopping.load(Ordering::Acquire) {
+            while let Some(cluster) = this.upgrade() {
+                if cluster.stopping.load(Ordering::Acquire) {
                     return;
                 }
                 // A daemon that is handed on leaves it to the next one.
                 if let Some(peers) = cluster.peers.get()
                     && !cluster.is_at_rest()
                 {
-                    node.copy_waiting_again(cluster);
-                    node.look_after_own(cluster);
-                    node.repair_copies(cluster, peers);
-                    node.balance_sometimes(cluster);
-                    last = node.ask_about_held(cluster, last);
-                    node.look_at_aside_sometimes();
+                    cluster.copy_waiting_again();
+                    cluster.look_after_own();
+                    cluster.repair_copies(peers);
+                    cluster.balance_sometimes();
+                    last = cluster.ask_about_held(last);
+                    cluster.look_at_aside_sometimes();
                 }
-                drop(node);
+                drop(cluster);
                 thread::sleep(LOOK);
             }
         };
         match thread::Builder::new().name("copies".into()).spawn(keep) {
-            Ok(thread) => self.threads.lock().push(thread),
+            Ok(thread) => self.writeback.threads.lock().push(thread),
             Err(error) => tracing::error!(%error, "nobody looks after copies"),
         }
     }
 
     /// Drops the copies of files that the backing store has or that are gone.
-    fn look_after_own(&self, cluster: &Cluster) {
-        for (ino, copies) in cluster.safety.all_made() {
+    fn look_after_own(&self) {
+        for (ino, copies) in self.safety.all_made() {
             let (copied, mine) = match self.meta.get(ino) {
-                Ok(record) => (record.copied, cluster.is_mine(&record)),
+                Ok(record) => (record.copied, self.is_mine(&record)),
                 Err(MetaError::Stale(_)) => (false, true),
                 Err(_) => continue,
             };
@@ -221,30 +219,29 @@ impl Node {
                 continue;
             }
             // Made anew since they were looked at, perhaps.
-            if cluster.safety.forget(cluster.me.node, ino, &copies) && !copied {
+            if self.safety.forget(self.me.node, ino, &copies) && !copied {
                 self.drop_copies(ino, &copies);
             }
         }
     }
 
-    fn repair_copies(&self, cluster: &Cluster, peers: &Peers) {
-        let up = cluster.within_reach(peers);
+    fn repair_copies(&self, peers: &Peers) {
+        let up = self.within_reach(peers);
         let leaving =
-            up.iter().copied().filter(|node| cluster.nodes.is_told_to_leave(*node)).collect();
-        for action in cluster.safety.keeper.look(&sites(cluster, &up), leaving) {
+            up.iter().copied().filter(|node| self.nodes.is_told_to_leave(*node)).collect();
+        for action in self.safety.keeper.look(&sites(self, &up), leaving) {
             match action {
                 Action::Copy(transfer) => {
                     let failed = transfer.clone();
-                    let begun = self.later(move |node| {
-                        let Some(cluster) = &node.cluster else { return };
-                        let done = node.copy_again(cluster, &transfer).unwrap_or_else(|error| {
+                    let begun = self.later(move |cluster| {
+                        let done = cluster.copy_again(&transfer).unwrap_or_else(|error| {
                             tracing::warn!(ino = transfer.group.0, %error, "copies are not made again");
                             false
                         });
                         cluster.safety.keeper.ended(&transfer, done);
                     });
                     if !begun {
-                        cluster.safety.keeper.ended(&failed, false);
+                        self.safety.keeper.ended(&failed, false);
                     }
                 }
                 // Already gone with the change of the record.
@@ -257,12 +254,12 @@ impl Node {
     }
 
     /// Makes the copy that a node had, or should have, on another one.
-    fn copy_again(&self, cluster: &Cluster, transfer: &Transfer) -> Result<bool> {
+    fn copy_again(&self, transfer: &Transfer) -> Result<bool> {
         let (ino, at) = (Ino(transfer.group.0), usize::from(transfer.shard));
         let Ok(target) = u16::try_from(transfer.target.0) else { return Ok(false) };
-        let Some((file, known, grows)) = cluster.safety.made_of(ino) else { return Ok(false) };
+        let Some((file, known, grows)) = self.safety.made_of(ino) else { return Ok(false) };
         let one = file.cluster.copying.lock();
-        let same = cluster.safety.known(ino).is_some_and(|(now, _)| now == known);
+        let same = self.safety.known(ino).is_some_and(|(now, _)| now == known);
         let (Some(place), true) = (at.checked_sub(1), same && !known.holders.contains(&target))
         else {
             return Ok(false);
@@ -274,11 +271,8 @@ impl Node {
             // Others made them, or bytes were overwritten since: it takes a version of this node's.
             drop(one);
             let level = self.level_of(ino).unwrap_or(Level::Copies(1));
-            return Ok(self.make_copies(cluster, &file, level)? == super::make::Outcome::Made
-                && cluster
-                    .safety
-                    .known(ino)
-                    .is_some_and(|(now, _)| now.holders.contains(&target)));
+            return Ok(self.make_copies(&file, level)? == super::make::Outcome::Made
+                && self.safety.known(ino).is_some_and(|(now, _)| now.holders.contains(&target)));
         }
         self.residency.load(&Context::DAEMON, &file)?;
         let cargo = Cargo {
@@ -289,14 +283,14 @@ impl Node {
             range: 0..known.size,
             last: true,
         };
-        let sent = match self.send_to(cluster, &cargo, &[(place, target)]) {
+        let sent = match self.send_to(&cargo, &[(place, target)]) {
             Ok(sent) => sent == [true],
             Err(Failed::Here(error)) => return Err(error),
             Err(Failed::Moved) => false,
         };
         if !sent || !whole(&file) {
             // What was sent may arrive at any later time: never again under this version.
-            cluster.safety.grow_no_more(ino);
+            self.safety.grow_no_more(ino);
             return Ok(false);
         }
         let mut after = known.clone();
@@ -309,10 +303,9 @@ impl Node {
         };
         let moved = self.meta.move_copies(ino, &known, &after)?;
         if moved {
-            cluster.safety.moved(ino, after);
-            let balanced = former != 0
-                && !cluster.is_silent(former)
-                && !cluster.nodes.is_told_to_leave(former);
+            self.safety.moved(ino, after);
+            let balanced =
+                former != 0 && !self.is_silent(former) && !self.nodes.is_told_to_leave(former);
             match balanced {
                 true => self.metrics.copies_moved.inc(),
                 false => self.metrics.copies_repaired.inc(),
@@ -326,12 +319,12 @@ impl Node {
 
     /// Asks about some of the copies that this node has whether they count: those that do not go, and
     /// files whose owner is gone are taken over.
-    fn ask_about_held(&self, cluster: &Cluster, last: Option<Key>) -> Option<Key> {
-        let some = cluster.safety.held.after(last, ASKED);
+    fn ask_about_held(&self, last: Option<Key>) -> Option<Key> {
+        let some = self.safety.held.after(last, ASKED);
         for (key, untouched) in &some {
             // One that was just put is most likely not known yet.
             if *untouched >= 2 * LOOK
-                && let Err(error) = self.ask_about(cluster, *key, *untouched)
+                && let Err(error) = self.ask_about(*key, *untouched)
             {
                 tracing::debug!(ino = key.0, %error, "whether a copy counts is not known");
             }
@@ -339,35 +332,29 @@ impl Node {
         some.last().map(|(key, _)| *key)
     }
 
-    fn ask_about(
-        &self,
-        cluster: &Cluster,
-        (number, version, part): Key,
-        untouched: Duration,
-    ) -> Result<()> {
-        let (held, ino) = (&cluster.safety.held, Ino(number));
+    fn ask_about(&self, (number, version, part): Key, untouched: Duration) -> Result<()> {
+        let ino = Ino(number);
         let known = self.meta.record_and_copies(ino)?;
         let known = known.and_then(|(record, copies)| Some((record, copies?)));
         match known {
             Some((record, copies))
-                if copies.version == version && copies.counts(cluster.me.node, part) =>
+                if copies.version == version && copies.counts(self.me.node, part) =>
             {
                 let gone = record
                     .owner
-                    .filter(|owner| owner.node != cluster.me.node && cluster.is_silent(owner.node));
-                if let Some(owner) = gone.filter(|owner| self.is_my_turn(cluster, &copies, *owner))
-                {
-                    self.take_over(cluster, &record, owner, &copies)?;
+                    .filter(|owner| owner.node != self.me.node && self.is_silent(owner.node));
+                if let Some(owner) = gone.filter(|owner| self.is_my_turn(&copies, *owner)) {
+                    self.take_over(&record, owner, &copies)?;
                 }
             }
             // Taken over, and this node died before it was an object.
             Some((record, copies))
-                if copies.version == version && part == 0 && cluster.is_mine(&record) =>
+                if copies.version == version && part == 0 && self.is_mine(&record) =>
             {
                 self.residency.load(&Context::DAEMON, &self.residency.files.get(ino))?;
             }
             _ if untouched >= UNKNOWN_FOR => {
-                self.drop_copy_held(held, (number, version, part))?;
+                self.safety.held.drop_copy_held((number, version, part))?;
             }
             _ => {}
         }
@@ -375,25 +362,23 @@ impl Node {
     }
 
     /// Those that have copies take a file over one after the other, should the first not be able to.
-    fn is_my_turn(&self, cluster: &Cluster, copies: &Copies, owner: Incarnation) -> bool {
-        let live = |node: &u16| *node == cluster.me.node || !cluster.is_silent(*node);
+    fn is_my_turn(&self, copies: &Copies, owner: Incarnation) -> bool {
+        let live = |node: &u16| *node == self.me.node || !self.is_silent(*node);
         let mut able = copies.parts().into_iter().map(|(node, _)| node).filter(live);
-        let before = able.position(|node| node == cluster.me.node).unwrap_or(usize::MAX);
-        let silence = cluster.silence_of(owner.node).saturating_sub(cluster.config.lease);
+        let before = able.position(|node| node == self.me.node).unwrap_or(usize::MAX);
+        let silence = self.silence_of(owner.node).saturating_sub(self.config.lease);
         u32::try_from(before).is_ok_and(|before| silence >= TURN * before)
     }
 
     /// Whether a copy that this node has counts, or may.
-    pub(super) fn has_needed_copies(&self, cluster: &Cluster) -> bool {
+    pub(super) fn has_needed_copies(&self) -> bool {
         let mut last = None;
         loop {
-            let some = cluster.safety.held.after(last, ASKED);
+            let some = self.safety.held.after(last, ASKED);
             let Some((end, _)) = some.last() else { return false };
             last = Some(*end);
             let counts = |(ino, version, part): Key| match self.meta.copies(Ino(ino)) {
-                Ok(Some(copies)) => {
-                    copies.version == version && copies.counts(cluster.me.node, part)
-                }
+                Ok(Some(copies)) => copies.version == version && copies.counts(self.me.node, part),
                 Ok(None) => false,
                 Err(_) => true,
             };

@@ -17,7 +17,6 @@ use super::level::{self, Level, Snapshot};
 use super::send::{Cargo, Failed};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::FileRef;
 
@@ -44,14 +43,9 @@ pub(super) fn new_version() -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-impl Node {
+impl Cluster {
     /// Sees to it that other nodes have what was written to a file before the call.
-    pub(super) fn make_copies(
-        &self,
-        cluster: &Cluster,
-        file: &FileRef,
-        level: Level,
-    ) -> Result<Outcome> {
+    pub(super) fn make_copies(&self, file: &FileRef, level: Level) -> Result<Outcome> {
         // Who sends ahead makes way.
         file.cluster.copies_wanted.fetch_add(1, Ordering::AcqRel);
         let mut ahead = file.cluster.copying.lock();
@@ -60,7 +54,7 @@ impl Node {
         self.residency.load(&Context::DAEMON, file)?;
         let ahead = ahead.take();
         let changed = file.cluster.changed_from.swap(u64::MAX, Ordering::AcqRel);
-        let made = self.make_since(cluster, file, level, changed, ahead);
+        let made = self.make_since(file, level, changed, ahead);
         match made {
             // What is written anew from the beginning is sent ahead again.
             Ok(Outcome::Made) => file.cluster.ahead_refused.store(false, Ordering::Release),
@@ -71,7 +65,6 @@ impl Node {
 
     fn make_since(
         &self,
-        cluster: &Cluster,
         file: &FileRef,
         level: Level,
         changed: u64,
@@ -84,41 +77,41 @@ impl Node {
             opens.now.registered.is_some() && opens.writers > 0
         };
         let changed = if passes_writers { 0 } else { changed };
-        let known = cluster.safety.known(file.ino);
+        let known = self.safety.known(file.ino);
         // Whether the copies that there are lack nothing but what has come at their end.
         let behind = known.as_ref().is_some_and(|(known, _)| {
             changed >= known.size
                 && now.size >= known.size
                 && level.is_met_by(known)
-                && known.holders.iter().all(|node| self.can_hold(cluster, *node))
+                && known.holders.iter().all(|node| self.can_hold(*node))
         });
         let grows = behind && known.as_ref().is_some_and(|(_, grows)| *grows);
         let known = known.map(|(known, _)| known);
         let there = known.as_ref().map_or(0, |known| known.size);
         if behind && now.size == there {
-            self.drop_ahead(cluster, file, ahead);
+            self.drop_ahead(file, ahead);
             return Ok(Outcome::Made);
         }
         // Sent under another version, it is worth more than those copies if it is more: who closes a
         // duplicate of his descriptor before he writes has copies of an empty file made.
         let ahead = match ahead {
             Some(begun) if grows && begun.sent() <= there => {
-                self.drop_ahead(cluster, file, Some(begun));
+                self.drop_ahead(file, Some(begun));
                 None
             }
             other => other,
         };
         if let Some(begun) = ahead
-            && self.end_ahead(cluster, file, level, begun, known.as_ref(), &now)?
+            && self.end_ahead(file, level, begun, known.as_ref(), &now)?
         {
             return Ok(Outcome::Made);
         }
         if let Some(known) = known.as_ref().filter(|_| grows)
-            && self.grow_copies(cluster, file, known, &now)?
+            && self.grow_copies(file, known, &now)?
         {
             return Ok(Outcome::Made);
         }
-        self.new_copies(cluster, file, level, known, &now)
+        self.new_copies(file, level, known, &now)
     }
 
     /// How a file is whose bytes are on the tier, or in the backing store's version below it.
@@ -139,16 +132,10 @@ impl Node {
     }
 
     /// Adds what has come at the end to the copies that there are; false if that can't be done.
-    fn grow_copies(
-        &self,
-        cluster: &Cluster,
-        file: &FileRef,
-        known: &Copies,
-        now: &Snapshot,
-    ) -> Result<bool> {
-        let Some(after) = level::grown(known, cluster.me, now) else { return Ok(false) };
+    fn grow_copies(&self, file: &FileRef, known: &Copies, now: &Snapshot) -> Result<bool> {
+        let Some(after) = level::grown(known, self.me, now) else { return Ok(false) };
         // What is sent and not acknowledged may arrive at any later time: never again then.
-        cluster.safety.grow_no_more(file.ino);
+        self.safety.grow_no_more(file.ino);
         let cargo = Cargo {
             file,
             version: known.version,
@@ -158,7 +145,7 @@ impl Node {
             last: true,
         };
         let to: Vec<(usize, u16)> = known.holders.iter().copied().enumerate().collect();
-        match self.send_to(cluster, &cargo, &to) {
+        match self.send_to(&cargo, &to) {
             Ok(sent) if sent.iter().all(|sent| *sent) => {}
             Err(Failed::Here(error)) => return Err(error),
             Ok(_) | Err(Failed::Moved) => return Ok(false),
@@ -167,24 +154,23 @@ impl Node {
         match self.meta.put_copies(file.ino, Some(known), &after)? {
             CopiesMade::Done(_) => {
                 let level = Level::as_made(&after);
-                cluster.safety.note(cluster.me.node, file, &after, true, Some(level));
+                self.safety.note(self.me.node, file, &after, true, Some(level));
                 Ok(true)
             }
             CopiesMade::Changed(_) => Ok(false),
-            CopiesMade::NotOwner => self.was_given_up(cluster, file).map(|()| true),
+            CopiesMade::NotOwner => self.was_given_up(file).map(|()| true),
         }
     }
 
     /// Makes copies of a new version.
     fn new_copies(
         &self,
-        cluster: &Cluster,
         file: &FileRef,
         level: Level,
         known: Option<Copies>,
         now: &Snapshot,
     ) -> Result<Outcome> {
-        let mut candidates = self.candidates(cluster, file.ino, level.nodes())?.into_iter();
+        let mut candidates = self.candidates(file.ino, level.nodes())?.into_iter();
         if candidates.len() < level.nodes() {
             return Ok(Outcome::Impossible);
         }
@@ -200,7 +186,7 @@ impl Node {
         let done = loop {
             let open = (0..holders.len()).filter(|place| holders[*place] == 0);
             let to: Vec<(usize, u16)> = open.zip(&mut candidates).collect();
-            match self.send_to(cluster, &cargo, &to) {
+            match self.send_to(&cargo, &to) {
                 Ok(sent) => {
                     for ((place, node), _) in to.iter().zip(&sent).filter(|(_, sent)| **sent) {
                         holders[*place] = *node;
@@ -211,8 +197,8 @@ impl Node {
             }
             let missing = holders.iter().filter(|node| **node == 0).count();
             if missing == 0 {
-                let made = level.made(cargo.version, cluster.me, now, holders.clone());
-                let told = self.tell_of_copies(cluster, file, known, made);
+                let made = level.made(cargo.version, self.me, now, holders.clone());
+                let told = self.tell_of_copies(file, known, made);
                 break told.map(|()| Outcome::Made);
             }
             if candidates.len() < missing {
@@ -221,7 +207,7 @@ impl Node {
         };
         // Where the answer of the metadata is lost they stay, until the nodes that have them ask.
         if matches!(done, Ok(Outcome::Impossible) | Err(NodeError::Posix(_))) {
-            self.drop_copies(file.ino, &level.made(cargo.version, cluster.me, now, holders));
+            self.drop_copies(file.ino, &level.made(cargo.version, self.me, now, holders));
         }
         done
     }
@@ -229,7 +215,6 @@ impl Node {
     /// Lets all know of complete copies of a new version.
     pub(super) fn tell_of_copies(
         &self,
-        cluster: &Cluster,
         file: &FileRef,
         mut known: Option<Copies>,
         after: Copies,
@@ -244,7 +229,7 @@ impl Node {
             match put? {
                 CopiesMade::Done(_) => {
                     let level = Level::as_made(&after);
-                    cluster.safety.note(cluster.me.node, file, &after, true, Some(level));
+                    self.safety.note(self.me.node, file, &after, true, Some(level));
                     if let Some(old) = known {
                         self.drop_copies(file.ino, &old);
                     }
@@ -253,7 +238,7 @@ impl Node {
                 CopiesMade::Changed(now) => known = now,
                 CopiesMade::NotOwner => {
                     self.drop_copies(file.ino, &after);
-                    return self.was_given_up(cluster, file);
+                    return self.was_given_up(file);
                 }
             }
         }
@@ -265,43 +250,38 @@ impl Node {
     ///
     /// # Errors
     /// `ESTALE` if it was taken over.
-    fn was_given_up(&self, cluster: &Cluster, file: &FileRef) -> Result<()> {
-        match cluster.is_fenced() || self.meta.was_taken(file.ino)? {
+    fn was_given_up(&self, file: &FileRef) -> Result<()> {
+        match self.is_fenced() || self.meta.was_taken(file.ino)? {
             true => Err(Errno::STALE.into()),
             false => Ok(()),
         }
     }
 
     /// Whether a node may be given copies.
-    pub(super) fn can_hold(&self, cluster: &Cluster, node: u16) -> bool {
-        let listens = cluster.peers.get().is_some_and(|peers| peers.client(node).is_some());
-        node != cluster.me.node
+    pub(super) fn can_hold(&self, node: u16) -> bool {
+        let listens = self.peers.get().is_some_and(|peers| peers.client(node).is_some());
+        node != self.me.node
             && listens
-            && !cluster.is_silent(node)
-            && !cluster.nodes.is_told_to_leave(node)
+            && !self.is_silent(node)
+            && !self.nodes.is_told_to_leave(node)
     }
 
     /// The nodes that may be given copies of a file, the best first; if there seem to be fewer than
     /// are wanted, also those that have joined only now.
-    pub(super) fn candidates(
-        &self,
-        cluster: &Cluster,
-        ino: Ino,
-        wanted: usize,
-    ) -> Result<Vec<u16>> {
-        let Some(peers) = cluster.peers.get() else { return Ok(Vec::new()) };
-        let known = self.candidates_among(cluster, peers, ino);
+    pub(super) fn candidates(&self, ino: Ino, wanted: usize) -> Result<Vec<u16>> {
+        let Some(peers) = self.peers.get() else { return Ok(Vec::new()) };
+        let known = self.candidates_among(peers, ino);
         if known.len() >= wanted {
             return Ok(known);
         }
         peers.learn(&self.meta.members()?);
-        Ok(self.candidates_among(cluster, peers, ino))
+        Ok(self.candidates_among(peers, ino))
     }
 
-    fn candidates_among(&self, cluster: &Cluster, peers: &Peers, ino: Ino) -> Vec<u16> {
+    fn candidates_among(&self, peers: &Peers, ino: Ino) -> Vec<u16> {
         let listening = peers.listening();
-        let order = super::keep::topology(cluster, &listening).place(ino.0, listening.len(), &[]);
+        let order = super::keep::topology(self, &listening).place(ino.0, listening.len(), &[]);
         let node = |id: &NodeId| u16::try_from(id.0).ok();
-        order.iter().filter_map(node).filter(|node| self.can_hold(cluster, *node)).collect()
+        order.iter().filter_map(node).filter(|node| self.can_hold(*node)).collect()
     }
 }

@@ -30,6 +30,7 @@ mod send;
 mod take_over;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Copies, Error as MetaError, Record};
@@ -46,11 +47,11 @@ use self::held::Held;
 use self::keep::Keeper;
 use self::level::Level;
 use self::make::Outcome;
-pub(crate) use self::policy::ATTRIBUTE as REDUNDANCY;
+pub(crate) use self::policy::{ATTRIBUTE as REDUNDANCY, check_redundancy};
 pub(crate) use self::take_over::TAKE_OVER;
 use super::Cluster;
 use crate::error::Result;
-use crate::node::Node;
+use crate::residency::Residency;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::FileRef;
 
@@ -129,9 +130,9 @@ pub struct SafetyReport {
 }
 
 impl Safety {
-    pub fn new(repair_rate: u64) -> Self {
+    pub fn new(residency: Arc<Residency>, repair_rate: u64) -> Self {
         Safety {
-            held: Held::default(),
+            held: Held::new(residency),
             keeper: Keeper::new(repair_rate),
             made: Mutex::default(),
             pending_copies: Mutex::default(),
@@ -226,32 +227,30 @@ impl Safety {
     }
 }
 
-impl Node {
-    /// How safe what is written here is; `None` for a node alone.
-    pub fn safety(&self) -> Option<SafetyReport> {
-        let cluster = self.cluster.as_ref()?;
-        let all = cluster.peers.get().map(super::Peers::listening).unwrap_or_default();
-        let (moving, moving_bytes) = cluster.safety.keeper.moves();
-        Some(SafetyReport {
+impl Cluster {
+    /// How safe what is written here is.
+    pub fn safety(&self) -> SafetyReport {
+        let all = self.peers.get().map(super::Peers::listening).unwrap_or_default();
+        let (moving, moving_bytes) = self.safety.keeper.moves();
+        SafetyReport {
             moving,
             moving_bytes,
-            wanted_nodes: cluster.config.redundancy.others(),
-            able_nodes: all.iter().filter(|node| self.can_hold(cluster, **node)).count(),
-            ..cluster.safety.report()
-        })
+            wanted_nodes: self.config.redundancy.others(),
+            able_nodes: all.iter().filter(|node| self.can_hold(**node)).count(),
+            ..self.safety.report()
+        }
     }
 
     /// What this node keeps for others, in bytes, and what of its own is about to move.
-    pub(super) fn kept_and_moving(&self, cluster: &Cluster) -> (u64, u64) {
-        (cluster.safety.held.totals().bytes, cluster.safety.keeper.moves().1)
+    pub(super) fn kept_and_moving(&self) -> (u64, u64) {
+        (self.safety.held.totals().bytes, self.safety.keeper.moves().1)
     }
 
     /// Waits until no other node needs a copy that this one has; false if that takes longer than
     /// `limit`.
     pub fn await_copies_moved(&self, limit: Duration) -> bool {
-        let Some(cluster) = &self.cluster else { return true };
         let until = Instant::now() + limit;
-        while self.has_needed_copies(cluster) {
+        while self.has_needed_copies() {
             if Instant::now() >= until {
                 return false;
             }
@@ -262,10 +261,7 @@ impl Node {
 
     /// Finds what an earlier start keeps for others.
     pub(crate) fn recover_copies(&self) -> Result<()> {
-        match &self.cluster {
-            Some(cluster) => self.find_copies(&cluster.safety.held),
-            None => Ok(()),
-        }
+        self.safety.held.find_copies()
     }
 
     /// Whether the backing store lacks bytes of a file that are here.
@@ -283,7 +279,6 @@ impl Node {
     /// `ESTALE` if another node has taken the file over. If too few nodes can take copies, what the
     /// backing store says, to which the file is written then.
     pub(crate) fn safeguard(&self, file: &FileRef) -> Result<()> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
         // No round trip: only this node says that there are copies, and each look-up of a path brings
         // what its directories say.
         let record = match self.meta.get_believed(file.ino) {
@@ -301,17 +296,17 @@ impl Node {
         if record.links.is_empty() || !self.is_unsaved(&record, file) {
             return Ok(());
         }
-        if cluster.is_fenced() {
+        if self.is_fenced() {
             return Err(Errno::STALE.into());
         }
-        if !wait && self.copy_later(cluster, file.ino) {
+        if !wait && self.copy_later(file.ino) {
             return Ok(());
         }
-        self.make_safe(cluster, file, level)
+        self.make_safe(file, level)
     }
 
-    fn make_safe(&self, cluster: &Cluster, file: &FileRef, level: Level) -> Result<()> {
-        match self.make_copies(cluster, file, level)? {
+    fn make_safe(&self, file: &FileRef, level: Level) -> Result<()> {
+        match self.make_copies(file, level)? {
             Outcome::Made => Ok(()),
             Outcome::Impossible => {
                 tracing::debug!(ino = %file.ino, ?level, "too few nodes take copies: written back at once");
@@ -323,9 +318,9 @@ impl Node {
     }
 
     /// Has copies of a file made sometime; false if too many files wait for that.
-    fn copy_later(&self, cluster: &Cluster, ino: Ino) -> bool {
+    fn copy_later(&self, ino: Ino) -> bool {
         {
-            let mut pending_copies = cluster.safety.pending_copies.lock();
+            let mut pending_copies = self.safety.pending_copies.lock();
             if pending_copies.since.contains_key(&ino.0) {
                 return true;
             }
@@ -334,17 +329,16 @@ impl Node {
             }
             pending_copies.since.insert(ino.0, Instant::now());
         }
-        let begun = self.later(move |node| node.copy_now(ino));
+        let begun = self.later(move |cluster| cluster.copy_now(ino));
         if !begun {
-            cluster.safety.pending_copies.lock().since.remove(&ino.0);
+            self.safety.pending_copies.lock().since.remove(&ino.0);
         }
         begun
     }
 
     fn copy_now(&self, ino: Ino) {
-        let Some(cluster) = &self.cluster else { return };
         let since = {
-            let mut pending_copies = cluster.safety.pending_copies.lock();
+            let mut pending_copies = self.safety.pending_copies.lock();
             // From here on a close counts as one more.
             let since = pending_copies.since.remove(&ino.0).unwrap_or_else(Instant::now);
             pending_copies.under_way.push((ino.0, since));
@@ -352,9 +346,9 @@ impl Node {
         };
         let file = self.residency.files.get(ino);
         let level = self.level_of(ino).unwrap_or(Level::Copies(1));
-        let made = self.make_safe(cluster, &file, level);
+        let made = self.make_safe(&file, level);
         let failed = made.err().filter(|_| self.needs_copies(&file));
-        let mut pending_copies = cluster.safety.pending_copies.lock();
+        let mut pending_copies = self.safety.pending_copies.lock();
         let this = pending_copies.under_way.iter().position(|entry| *entry == (ino.0, since));
         if let Some(at) = this {
             pending_copies.under_way.swap_remove(at);
@@ -376,29 +370,24 @@ impl Node {
     }
 
     /// Tries again what has failed.
-    fn copy_waiting_again(&self, cluster: &Cluster) {
-        let again = std::mem::take(&mut cluster.safety.pending_copies.lock().again);
+    fn copy_waiting_again(&self) {
+        let again = std::mem::take(&mut self.safety.pending_copies.lock().again);
         for ino in again {
-            if !self.later(move |node| node.copy_now(Ino(ino))) {
-                cluster.safety.pending_copies.lock().again.push(ino);
+            if !self.later(move |cluster| cluster.copy_now(Ino(ino))) {
+                self.safety.pending_copies.lock().again.push(ino);
             }
         }
     }
 
     /// Another node stores a part of a copy here.
-    pub(crate) fn store_part(
-        &self,
-        cluster: &Cluster,
-        put: &Put,
-        bytes: &[u8],
-    ) -> Result<(), Fault> {
-        self.put_copy(&cluster.safety.held, put, bytes)
+    pub(crate) fn store_part(&self, put: &Put, bytes: &[u8]) -> Result<(), Fault> {
+        self.safety.held.put_copy(put, bytes)
     }
 
     /// Another node needs a copy no longer.
-    pub(crate) fn drop_part(&self, cluster: &Cluster, object: &ObjectId) -> Result<(), Fault> {
+    pub(crate) fn drop_part(&self, object: &ObjectId) -> Result<(), Fault> {
         let ObjectId { ino, version, part } = *object;
-        let dropped = self.drop_copy_held(&cluster.safety.held, (ino, version, part));
+        let dropped = self.safety.held.drop_copy_held((ino, version, part));
         dropped.map_err(|error| Fault::Io { errno: error.raw_os_error().unwrap_or(libc::EIO) })
     }
 }

@@ -6,8 +6,8 @@ use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
 use super::Level;
+use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::node::Node;
 
 /// The attribute of files and directories that says it; what is made in a directory inherits it.
 pub(crate) const ATTRIBUTE: &[u8] = b"user.forebay.redundancy";
@@ -16,19 +16,18 @@ fn parse(value: &[u8]) -> Option<Redundancy> {
     std::str::from_utf8(value).ok()?.trim().parse().ok()
 }
 
-impl Node {
-    /// Refuses to set the attribute on what can't have it, or to what means nothing.
-    pub(crate) fn check_redundancy(&self, record: &Record, value: &[u8]) -> Result<()> {
-        let able = matches!(record.attr.kind, FileKind::Regular | FileKind::Directory);
-        match able && parse(value).is_some() {
-            true => Ok(()),
-            false => Err(Errno::INVAL.into()),
-        }
+/// Refuses to set the attribute on what can't have it, or to what means nothing.
+pub(crate) fn check_redundancy(record: &Record, value: &[u8]) -> Result<()> {
+    let able = matches!(record.attr.kind, FileKind::Regular | FileKind::Directory);
+    match able && parse(value).is_some() {
+        true => Ok(()),
+        false => Err(Errno::INVAL.into()),
     }
+}
 
+impl Cluster {
     /// What is kept of a file.
     pub(super) fn redundancy_of(&self, record: &Record) -> Result<Redundancy> {
-        let Some(cluster) = &self.cluster else { return Ok(Redundancy::None) };
         let said = match self.said_of(record)? {
             Some(said) => Some(said),
             // Of a file that is older than the attribute of its directory.
@@ -37,7 +36,7 @@ impl Node {
                 None => None,
             },
         };
-        Ok(said.unwrap_or(cluster.config.redundancy))
+        Ok(said.unwrap_or(self.config.redundancy))
     }
 
     /// Whether a sync of a file waits until other nodes have what was written.
@@ -58,7 +57,7 @@ impl Node {
     /// The attribute of a directory, for a directory that is made in it.
     pub(crate) fn inherited_redundancy(&self, dir: Ino) -> Result<Option<Vec<u8>>> {
         let parent = self.meta.get_believed(dir)?;
-        match self.is_clustered() && parent.xattrs == XattrState::Some {
+        match parent.xattrs == XattrState::Some {
             true => Ok(self.meta.xattr_get(dir, ATTRIBUTE)?),
             false => Ok(None),
         }

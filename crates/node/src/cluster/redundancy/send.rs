@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use super::super::Cluster;
 use super::level::Level;
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::File;
 
@@ -120,12 +119,11 @@ impl Lane {
     }
 }
 
-impl Node {
+impl Cluster {
     /// Sends a range of a file to nodes, each for its place among the holders; which of them have it.
     /// With `last` it is durable there.
     pub(super) fn send_to(
         &self,
-        cluster: &Cluster,
         cargo: &Cargo<'_>,
         to: &[(usize, u16)],
     ) -> Result<Vec<bool>, Failed> {
@@ -144,7 +142,7 @@ impl Node {
                 under_way: VecDeque::new(),
                 failed: false,
             };
-            lanes.push(self.peer(cluster, *node).map(lane));
+            lanes.push(self.peer(*node).map(lane));
         }
         let sent = match (&cargo.layout, cargo.level) {
             (Some(layout), Level::Fragments { data, count }) => {
@@ -278,10 +276,9 @@ impl Node {
 
     /// Has nodes drop what they have of a version, sometime.
     pub(super) fn drop_elsewhere(&self, ino: Ino, version: u64, parts: Vec<(u16, u32)>) {
-        self.later(move |node| {
-            let Some(cluster) = &node.cluster else { return };
+        self.later(move |cluster| {
             for (holder, part) in parts.into_iter().filter(|(node, _)| !cluster.is_silent(*node)) {
-                let Some(client) = node.peer(cluster, holder) else { continue };
+                let Some(client) = cluster.peer(holder) else { continue };
                 // Who does not hear it finds out by itself.
                 let object = ObjectId { ino: ino.0, version, part };
                 if let Err(error) = client.drop_object(object, WITHIN) {
@@ -291,7 +288,7 @@ impl Node {
         });
     }
 
-    /// As [`Node::drop_elsewhere`], of all that is known of a version.
+    /// As [`Cluster::drop_elsewhere`], of all that is known of a version.
     pub(super) fn drop_copies(&self, ino: Ino, copies: &Copies) {
         self.drop_elsewhere(ino, copies.version, copies.parts());
     }

@@ -16,7 +16,6 @@ use prost::Message;
 use super::super::Cluster;
 use super::super::forwarding::WITHIN;
 use crate::error::Result;
-use crate::node::Node;
 use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::residents::Resident;
@@ -35,33 +34,28 @@ struct Ask {
     epoch: u64,
 }
 
-impl Node {
+impl Cluster {
     /// Has a file taken over whose owner is gone, here or by another node that has a copy; false if
     /// there is none that counts, or if the owner may be alive.
     ///
     /// # Errors
     /// If the metadata can't be read or changed.
-    pub(in crate::cluster) fn have_taken_over(
-        &self,
-        cluster: &Cluster,
-        ino: Ino,
-        owner: Incarnation,
-    ) -> Result<bool> {
+    pub(in crate::cluster) fn have_taken_over(&self, ino: Ino, owner: Incarnation) -> Result<bool> {
         let Some((record, copies)) = self.meta.record_and_copies(ino)? else { return Ok(false) };
         if record.owner != Some(owner) {
             // Others were first.
             return Ok(true);
         }
         let Some(copies) = copies.filter(|_| record.copied) else { return Ok(false) };
-        if self.take_over(cluster, &record, owner, &copies)? {
+        if self.take_over(&record, owner, &copies)? {
             return Ok(true);
         }
         let ask = Ask { ino: ino.0, node: owner.node.into(), epoch: owner.epoch };
         let body = Body::Bytes(ask.encode_to_vec());
         let others = copies.parts().into_iter().map(|(node, _)| node);
-        let others = others.filter(|node| *node != cluster.me.node);
-        for holder in others.filter(|node| !cluster.is_silent(*node)) {
-            let Some(client) = self.peer(cluster, holder) else { continue };
+        let others = others.filter(|node| *node != self.me.node);
+        for holder in others.filter(|node| !self.is_silent(*node)) {
+            let Some(client) = self.peer(holder) else { continue };
             match client.other(TAKE_OVER, &body, 0, WITHIN) {
                 Ok(_) => return Ok(true),
                 // It is at it, perhaps.
@@ -73,21 +67,21 @@ impl Node {
     }
 
     /// Another node asks for it.
-    pub(crate) fn take_over_for(&self, cluster: &Cluster, bytes: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn take_over_for(&self, bytes: &[u8]) -> Result<(), Fault> {
         let ask = Ask::decode(bytes).map_err(|error| Fault::Invalid(error.to_string()))?;
         let node = u16::try_from(ask.node).map_err(|error| Fault::Invalid(error.to_string()))?;
         let (ino, owner) = (Ino(ask.ino), Incarnation { node, epoch: ask.epoch });
         let taken = || -> Result<bool> {
             match self.meta.record_and_copies(ino)? {
                 Some((record, _)) if record.owner != Some(owner) => Ok(true),
-                Some((record, Some(copies))) => self.take_over(cluster, &record, owner, &copies),
+                Some((record, Some(copies))) => self.take_over(&record, owner, &copies),
                 _ => Ok(false),
             }
         };
         match taken() {
             Ok(true) => Ok(()),
             Ok(false) => Err(Fault::NotHere),
-            Err(error) => Err(super::super::faults::fault(error)),
+            Err(error) => Err(crate::cluster::faults::fault(error)),
         }
     }
 
@@ -95,17 +89,16 @@ impl Node {
     /// be alive.
     pub(super) fn take_over(
         &self,
-        cluster: &Cluster,
         record: &Record,
         owner: Incarnation,
         copies: &Copies,
     ) -> Result<bool> {
         let ino = record.ino;
-        let able = !cluster.has_lost_its_lease()
+        let able = !self.has_lost_its_lease()
             && !record.links.is_empty()
-            && copies.holders.contains(&cluster.me.node)
-            && self.has_whole(cluster, ino, owner, copies)?;
-        if !able || !self.expel(cluster, owner)? {
+            && copies.holders.contains(&self.me.node)
+            && self.has_whole(ino, owner, copies)?;
+        if !able || !self.expel(owner)? {
             return Ok(false);
         }
         let file = self.residency.files.get(ino);
@@ -113,7 +106,7 @@ impl Node {
         if self.meta.get_now(ino)?.owner != Some(owner) {
             return Ok(true);
         }
-        self.clear_for_taking(cluster, &file, &mut location)?;
+        self.clear_for_taking(&file, &mut location)?;
         if !self.meta.take_over(ino, owner, copies)? {
             return Ok(true);
         }
@@ -122,59 +115,47 @@ impl Node {
         location.loaded = false;
         self.residency.look_up(&file, &mut location)?;
         file.count_write();
-        let holders = copies.without(cluster.me.node);
-        let after = Copies { writer: cluster.me, holders, ..copies.clone() };
+        let holders = copies.without(self.me.node);
+        let after = Copies { writer: self.me, holders, ..copies.clone() };
         drop(location);
         let level = self.level_of(ino);
-        cluster.safety.note(cluster.me.node, &file, &after, false, level);
+        self.safety.note(self.me.node, &file, &after, false, level);
         self.residency.written_back_in(ino);
         Ok(true)
     }
 
     /// Whether this node has all bytes of a file whose owner is gone; of fragments it makes them.
-    fn has_whole(
-        &self,
-        cluster: &Cluster,
-        ino: Ino,
-        owner: Incarnation,
-        copies: &Copies,
-    ) -> Result<bool> {
-        let held = &cluster.safety.held;
+    fn has_whole(&self, ino: Ino, owner: Incarnation, copies: &Copies) -> Result<bool> {
         let key = (ino.0, copies.version, 0);
-        if self.has_copy(held, key, copies.size) {
+        if self.safety.held.has_copy(key, copies.size) {
             return Ok(true);
         }
-        if copies.code.is_none() || !self.is_surely_gone(cluster, owner)? {
+        if copies.code.is_none() || !self.is_surely_gone(owner)? {
             return Ok(false);
         }
-        let Some(_one) = cluster.safety.begin_whole(ino) else { return Ok(false) };
-        self.make_whole(cluster, ino, copies)
+        let Some(_one) = self.safety.begin_whole(ino) else { return Ok(false) };
+        self.make_whole(ino, copies)
     }
 
     /// Whether a node that gave no sign of life for long has given none since either.
-    fn is_surely_gone(&self, cluster: &Cluster, owner: Incarnation) -> Result<bool> {
+    fn is_surely_gone(&self, owner: Incarnation) -> Result<bool> {
         let members = self.meta.members()?;
         let member = members.iter().find(|member| member.node == owner.node);
         Ok(member.is_some_and(|member| {
             member.left
                 || member.expelled
-                || cluster.is_silent(owner.node) && cluster.was_last_seen_as(member)
+                || self.is_silent(owner.node) && self.was_last_seen_as(member)
         }))
     }
 
     /// Nothing of another version may be in the way of a copy that becomes the object.
-    fn clear_for_taking(
-        &self,
-        cluster: &Cluster,
-        file: &File,
-        location: &mut DataLocation,
-    ) -> Result<()> {
+    fn clear_for_taking(&self, file: &File, location: &mut DataLocation) -> Result<()> {
         let place = location.place.take();
         self.pages_replaced(file);
         (location.base, location.loaded) = (Underlay::backing(), false);
         let Some(resident) = self.residency.residents.get(file.ino.0) else { return Ok(()) };
         match resident.dirty {
-            true => drop(self.move_aside(&cluster.safety.held, file.ino, resident.tier)?),
+            true => drop(self.safety.held.move_aside(file.ino, resident.tier)?),
             false => self.residency.tiers[usize::from(resident.tier)].tier.remove(file.ino.0)?,
         }
         self.residency.forget_resident(file.ino, place.as_ref());
@@ -183,14 +164,14 @@ impl Node {
 
     /// Takes from a node that has shown no sign of life for long the right to write anything; false if
     /// it may be alive.
-    pub(in crate::cluster) fn expel(&self, cluster: &Cluster, owner: Incarnation) -> Result<bool> {
-        let members = self.look_at_members(cluster)?;
+    pub(in crate::cluster) fn expel(&self, owner: Incarnation) -> Result<bool> {
+        let members = self.look_at_members()?;
         let Some(member) = members.iter().find(|member| member.node == owner.node) else {
             return Ok(false);
         };
         if !member.left && !member.expelled {
             // As it was seen for so long, and not as it has beaten again since.
-            if !cluster.is_silent(owner.node) || !self.meta.expel(member)? {
+            if !self.is_silent(owner.node) || !self.meta.expel(member)? {
                 return Ok(false);
             }
             tracing::warn!(
@@ -200,29 +181,28 @@ impl Node {
             );
         }
         // Whoever has expelled it may have died before this.
-        self.shut_out(cluster, owner)?;
+        self.shut_out(owner)?;
         Ok(true)
     }
 
     /// Makes an object of the copy of a file that this node has taken over and of which no tier has
     /// anything yet: right after it, or after a death in between.
     pub(crate) fn adopt_copy(&self, record: &Record) -> Result<Option<Resident>> {
-        let Some(cluster) = &self.cluster else { return Ok(None) };
         let ino = record.ino;
-        if !record.copied || !cluster.is_mine(record) || record.spilled {
+        if !record.copied || !self.is_mine(record) || record.spilled {
             return Ok(None);
         }
         let Some(copies) = self.meta.copies(ino)? else { return Ok(None) };
-        let held = &cluster.safety.held;
-        if !self.has_copy(held, (ino.0, copies.version, 0), copies.size) {
+        let held = &self.safety.held;
+        if !held.has_copy((ino.0, copies.version, 0), copies.size) {
             return Ok(None);
         }
-        let Some((tier, path, charged)) = self.take_copy(held, ino, copies.version) else {
+        let Some((tier, path, charged)) = held.take_copy(ino, copies.version) else {
             return Ok(None);
         };
         let adopted = self.make_object_of(record, &copies, tier, charged, &path);
         if adopted.is_err() {
-            self.return_copy(held, ino, copies.version, tier, charged);
+            held.return_copy(ino, copies.version, tier, charged);
         }
         adopted.map(Some)
     }
@@ -265,11 +245,7 @@ impl Node {
 
     /// Moves aside what this node has of a file that others have taken over from it, if that is so.
     /// Called with nothing of the file in hand.
-    pub(in crate::cluster) fn yield_to_taker(
-        &self,
-        cluster: &Cluster,
-        file: &FileRef,
-    ) -> Result<()> {
+    pub(in crate::cluster) fn yield_to_taker(&self, file: &FileRef) -> Result<()> {
         let dirty = || self.residency.residents.get(file.ino.0).filter(|resident| resident.dirty);
         if dirty().is_none() {
             return Ok(());
@@ -277,7 +253,7 @@ impl Node {
         let mut location = file.location.write();
         let Some(resident) = dirty() else { return Ok(()) };
         let mine = match self.meta.get_now(file.ino) {
-            Ok(record) => cluster.is_mine(&record),
+            Ok(record) => self.is_mine(&record),
             Err(MetaError::Stale(_)) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
@@ -286,7 +262,7 @@ impl Node {
         }
         let place = location.place.take();
         self.pages_replaced(file);
-        let to = self.move_aside(&cluster.safety.held, file.ino, resident.tier)?;
+        let to = self.safety.held.move_aside(file.ino, resident.tier)?;
         self.residency.forget_resident(file.ino, place.as_ref());
         (location.base, location.loaded) = (Underlay::backing(), false);
         self.meta.forget_taken(file.ino)?;
@@ -294,13 +270,12 @@ impl Node {
         Ok(())
     }
 
-    /// As [`Node::yield_to_taker`], of what a start has found on a tier.
+    /// As [`Cluster::yield_to_taker`], of what a start has found on a tier.
     pub(crate) fn yield_found(&self, ino: Ino, tier: u8) -> Result<bool> {
-        let Some(cluster) = &self.cluster else { return Ok(false) };
         if !self.meta.was_taken(ino)? {
             return Ok(false);
         }
-        let to = self.move_aside(&cluster.safety.held, ino, tier)?;
+        let to = self.safety.held.move_aside(ino, tier)?;
         self.meta.forget_taken(ino)?;
         tracing::warn!(%ino, kept = %to.display(), "another node took a file over while this one was gone: what this one had of it does not count any more, and is kept aside");
         Ok(true)
