@@ -38,6 +38,7 @@ mod serving;
 mod stat;
 mod stream;
 mod trace;
+mod waits;
 mod writeback;
 
 pub use clock::wall_time;

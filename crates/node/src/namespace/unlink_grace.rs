@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::clock;
 use crate::error::Result;
 use crate::node::Node;
+use crate::waits;
 
 /// How long a replaced file can still be opened.
 const GRACE: Duration = Duration::from_secs(1);
@@ -105,12 +106,7 @@ impl Node {
                 }
             }
         };
-        #[cfg(test)]
-        if crate::lockstep::is_on() {
-            // One of its parts does it.
-            return true;
-        }
-        thread::Builder::new().name("replaced".into()).spawn(attend).is_ok()
+        waits::attend("replaced", attend)
     }
 
     /// Lets go of the replaced files whose time is over; says whether there are more.

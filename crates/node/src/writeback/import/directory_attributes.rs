@@ -141,7 +141,7 @@ impl Writeback {
         }
         self.drop_handle(dir);
         self.refresh_directory(dir, found)?;
-        self.imports.directories.expire(dir);
+        self.doubt_directory(dir);
         self.residency.forget_object(dir, false);
         Ok(true)
     }

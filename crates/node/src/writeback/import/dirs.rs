@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use crate::after_refusal::{again_after_refusal, is_denied};
 use crate::config::Coherence;
 use crate::error::Result;
+use crate::waits;
 use crate::writeback::Writeback;
 
 use super::coherence::unlisted;
@@ -37,11 +38,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Before another look.
 pub(super) fn let_workers_go_on() {
-    #[cfg(test)]
-    if crate::lockstep::is_on() {
-        return crate::lockstep::blocked();
-    }
-    std::thread::sleep(LOOK_AGAIN);
+    waits::pause(LOOK_AGAIN);
 }
 
 /// Open handles of directories, the least recently used dropped first.
@@ -479,21 +476,13 @@ impl Default for OwnChanges {
     }
 }
 
-/// Locks a stripe; it is held over operations of the backing store.
-fn lock(stripe: &Mutex<HashMap<u64, Fingerprint>>) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
-    #[cfg(test)]
-    return crate::lockstep::lock(stripe);
-    #[cfg(not(test))]
-    stripe.lock()
-}
-
 impl OwnChanges {
     fn stripe(dir: Ino) -> usize {
         (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
     }
 
-    pub(super) fn lock(&self, dir: Ino) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
-        lock(&self.stripes[Self::stripe(dir)])
+    pub(super) fn waits::lock(&self, dir: Ino) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
+        waits::lock(&self.stripes[Self::stripe(dir)])
     }
 }
 
@@ -511,13 +500,12 @@ impl Writeback {
             return operation();
         }
         // A change by others between the look before and the look after is taken for a part of it.
-        #[cfg(test)]
-        let _unwatched = crate::lockstep::unwatched();
+        let _unwatched = waits::unwatched();
         let mut order: Vec<usize> = dirs.iter().map(|(ino, _)| OwnChanges::stripe(*ino)).collect();
         order.sort_unstable();
         order.dedup();
         let mut stripes: Vec<_> = (order.iter())
-            .map(|&stripe| (stripe, lock(&self.imports.own_changes.stripes[stripe])))
+            .map(|&stripe| (stripe, waits::lock(&self.imports.own_changes.stripes[stripe])))
             .collect();
         let mut tracked = Vec::with_capacity(dirs.len());
         for (ino, dir) in dirs {

@@ -18,6 +18,7 @@ use super::is_hidden;
 use super::spelling::Made;
 use crate::clock;
 use crate::error::Result;
+use crate::waits::Wait;
 use crate::writeback::Writeback;
 
 /// Entries handed to the namespace at once.
@@ -117,29 +118,12 @@ impl Listings {
     /// Enters for `dir`, or waits until the one under way has ended, `limit` at most. `None`:
     /// somebody else was at it.
     pub(super) fn enter(&self, dir: Ino, limit: Duration) -> Option<ListingInFlight<'_>> {
-        let until = Instant::now() + limit;
         let mut under_way = self.under_way.lock();
         if under_way.insert(dir.0) {
             return Some(ListingInFlight { in_flight: self, dir });
         }
-        #[cfg(test)]
-        let mut looks = 0;
-        while under_way.contains(&dir.0) {
-            #[cfg(test)]
-            if crate::lockstep::is_on() {
-                looks += 1;
-                if looks > 200 {
-                    return None;
-                }
-                drop(under_way);
-                crate::lockstep::blocked();
-                under_way = self.under_way.lock();
-                continue;
-            }
-            if self.ended.wait_until(&mut under_way, until).timed_out() {
-                break;
-            }
-        }
+        let mut wait = Wait::until(Instant::now() + limit);
+        while under_way.contains(&dir.0) && wait.goes_on(&self.ended, &mut under_way) {}
         None
     }
 

@@ -300,9 +300,8 @@ impl Writeback {
         self.config.coherence == Coherence::Exclusive || self.imports.directories.is_fresh(dir)
     }
 
-    /// The time has passed for which a directory counted as fresh.
-    #[cfg(test)]
-    pub(crate) fn time_passes(&self, dir: Ino) {
+    /// What is known of a directory may be out of date: the next who asks compares.
+    pub(crate) fn doubt_directory(&self, dir: Ino) {
         self.imports.directories.expire(dir);
     }
 

@@ -44,6 +44,7 @@ use crate::after_refusal::is_denied;
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::residency::files::File;
+use crate::waits;
 use crate::writeback::Writeback;
 
 pub use conflict::Conflict;
@@ -421,8 +422,7 @@ impl Writeback {
 
     /// The record of an inode, if it still exists.
     fn known(&self, ino: Ino) -> Result<Option<std::sync::Arc<forebay_meta::Record>>> {
-        #[cfg(test)]
-        crate::lockstep::step();
+        waits::step();
         match self.meta.get(ino) {
             Ok(record) => Ok(Some(record)),
             Err(MetaError::Stale(_)) => Ok(None),

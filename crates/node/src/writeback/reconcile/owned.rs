@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_types::Ino;
 use parking_lot::{Condvar, Mutex};
 
+use crate::waits::Wait;
 use crate::writeback::Writeback;
 
 const SHARDS: usize = 32;
@@ -82,20 +83,9 @@ impl Writeback {
         let until = Instant::now() + timeout;
         let (owned, freed) = owners.shard(ino);
         let mut owned = owned.lock();
-        #[cfg(test)]
-        let mut looks = 0;
+        let mut wait = Wait::until(until);
         while owned.contains_key(&ino.0) {
-            #[cfg(test)]
-            if crate::lockstep::is_on() && !timeout.is_zero() && looks < 50 {
-                looks += 1;
-                drop(owned);
-                crate::lockstep::blocked();
-                owned = owners.shard(ino).0.lock();
-                continue;
-            } else if crate::lockstep::is_on() {
-                return None;
-            }
-            if timeout.is_zero() || freed.wait_until(&mut owned, until).timed_out() {
+            if timeout.is_zero() || !wait.goes_on(freed, &mut owned) {
                 return None;
             }
         }

@@ -510,7 +510,7 @@ impl World {
         if self.scene.others || self.scene.cuts {
             // What others did last, and older versions, become known by another look.
             node.walk(Ino::ROOT, &mut |record| {
-                node.writeback.time_passes(record.ino);
+                node.writeback.doubt_directory(record.ino);
                 true
             })
             .expect("walked");

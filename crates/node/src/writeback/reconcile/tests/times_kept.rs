@@ -178,7 +178,7 @@ impl Bench {
     /// What a directory had is looked at again. What was begun before, in the background, has ended.
     pub(super) fn time_passes(&self, dir: Ino) {
         assert!(self.node.writeback.slow.rest(Duration::from_secs(20)), "listings that do not end");
-        self.node.writeback.time_passes(dir);
+        self.node.writeback.doubt_directory(dir);
     }
 
     /// The same of a file.
