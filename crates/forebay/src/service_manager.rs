@@ -36,7 +36,7 @@ const LISTENER: &str = "forebay-listener";
 const RINGS: &str = "forebay-rings";
 /// These two are each daemon's own. The number of the daemon follows. The names are those that
 /// earlier daemons have left their descriptors under.
-const JOURNAL: &str = "forebay-ledger-";
+const JOURNAL: &str = "forebay-journal-";
 const SETTINGS: &str = "forebay-settings-";
 /// Descriptors that are looked at; a store has at most seven of ours at a time.
 const MAX: RawFd = 64;
@@ -272,14 +272,14 @@ mod tests {
         let memory = |text: &[u8]| OwnedFd::from(in_memory(text).unwrap());
         let words = |words: &[OsString]| OwnedFd::from(words_in_memory(words).unwrap());
         let all = vec![
-            ("forebay-ledger-9".into(), memory(b"older")),
+            ("forebay-journal-9".into(), memory(b"older")),
             ("forebay-settings-9".into(), words(&["tier=/old".into()])),
             (DEVICE.into(), device),
             (LOCK.into(), memory(b"")),
             (LISTENER.into(), memory(b"")),
             ("forebay-settings-11".into(), memory(b"")),
             ("forebay-settings-10".into(), words(&["tier=/a b=1G".into(), "log-file=".into()])),
-            ("forebay-ledger-10".into(), memory(b"newer")),
+            ("forebay-journal-10".into(), memory(b"newer")),
         ];
         (all, kernel)
     }
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(out_of_memory(&stored.preserved.crash_state.journal.into()).unwrap(), b"newer");
         assert!(stored.preserved.crash_state.rings.is_none());
         let others: Vec<&String> = names.iter().filter(|name| is_of_other(name, 10)).collect();
-        assert_eq!(others, ["forebay-ledger-9", "forebay-settings-9", "forebay-settings-11"]);
+        assert_eq!(others, ["forebay-journal-9", "forebay-settings-9", "forebay-settings-11"]);
     }
 
     #[test]

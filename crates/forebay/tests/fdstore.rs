@@ -360,7 +360,7 @@ fn service_when_the_store_has_nothing_of_use_then_mounts_anew() {
     fs::write(site.path("mnt/file"), "text").unwrap();
     // What makes the rest useful is missing.
     manager.kill();
-    manager.store.lock().kept.retain(|(name, _)| !name.starts_with("forebay-ledger"));
+    manager.store.lock().kept.retain(|(name, _)| !name.starts_with("forebay-journal"));
     manager.start(&site, &[]);
     assert_eq!(fs::read(site.path("mnt/file")).unwrap(), b"text");
     assert!(wait_for(LIMIT, || manager.names().len() == 5), "{:?}", manager.names());

@@ -301,7 +301,7 @@ fn mpi_job_on_one_node_when_it_cannot_be_moved_then_refused_with_the_reason_and_
         let mut compile = Command::new(format!("mpicc.{kind}"));
         let compiled = compile.arg(home.join("mpi.c")).arg("-o").arg(&program).output();
         if !compiled.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: there is no mpicc.{kind} here");
+            eprintln!("skipped: mpicc.{kind} is not installed");
             continue;
         }
         let path = |name: &str| bed.ring.at(0, name).to_str().unwrap().to_owned();

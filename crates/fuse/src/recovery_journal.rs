@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn ledger_when_background_work_ended_a_daemon_then_all_later_ones_know_it() {
+    fn journal_when_background_work_ended_a_daemon_then_all_later_ones_know_it() {
         use forebay_node::BackgroundKind::{Listing, WriteBack};
         let work = |kind: forebay_node::BackgroundKind, number| BackgroundWork {
             kind: kind.into(),
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn ledger_of_a_program_that_notes_no_background_work_when_read_then_there_is_none() {
+    fn journal_of_a_program_that_notes_no_background_work_when_read_then_there_is_none() {
         let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
         journal.note_open(&handle(3), 0);
         journal.file.set_len(WITHOUT_WORKS).unwrap();
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn ledger_when_its_daemon_is_gone_then_says_what_was_open_and_under_way() {
+    fn journal_when_its_daemon_is_gone_then_says_what_was_open_and_under_way() {
         let removed_inodes = RemovedInode { ino: 77, mode: 0o40755, ..RemovedInode::default() };
         let mut begin = state();
         begin.node.handles = vec![handle(0), handle(1)];
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn ledger_of_a_node_of_a_cluster_when_its_daemon_is_gone_then_who_it_was_and_who_has_locks() {
+    fn journal_of_a_node_of_a_cluster_when_its_daemon_is_gone_then_who_it_was_and_who_has_locks() {
         let membership = forebay_node::Membership { node: 3, epoch: 9, ..Default::default() };
         let owner = |fh, owner| LockOwner { ino: 50, fh, owner, whole: owner == 2 };
         let by_way = OpenHandle { fh: 5, owner_node: 4, owner_epoch: u64::MAX, ..handle(5) };
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn ledger_when_full_of_calls_then_more_are_not_noted_and_room_comes_back() {
+    fn journal_when_full_of_calls_then_more_are_not_noted_and_room_comes_back() {
         let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
         let call = Call { ino: 0, since: Timestamp::default() };
         let begun: Vec<_> =
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn read_when_it_is_newer_or_no_ledger_then_refused() {
+    fn read_when_it_is_newer_or_no_journal_then_refused() {
         let journal = RecoveryJournal::new(&state(), &Before::default()).unwrap();
         journal.map.version.store(STATE_VERSION + 1, Ordering::Relaxed);
         let file = journal.file().try_clone_to_owned().unwrap();

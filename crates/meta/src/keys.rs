@@ -67,7 +67,7 @@ pub(crate) const HARD_LINK: u8 = b'H';
 pub(crate) const SETTING: u8 = b'S';
 pub(crate) const MEMBER: u8 = b'N';
 pub(crate) const WORK: u8 = b'L';
-pub(crate) const MAIL: u8 = b'M';
+pub(crate) const RECALL: u8 = b'M';
 pub(crate) const LOCKS: u8 = b'K';
 pub(crate) const COPIES: u8 = b'R';
 pub(crate) const TAKEN: u8 = b'T';
@@ -398,7 +398,7 @@ pub(crate) fn taken(ino: Ino, node: u16) -> Key {
 /// The prefix of what a node is asked for. Each node has a partition to itself for that, beyond
 /// those of directories, so that its stamp tells whether there are requests.
 pub(crate) fn recall_queue(node: u16) -> Key {
-    numbered(GATHERED | (node % GATHERED), MAIL, node.into())
+    numbered(GATHERED | (node % GATHERED), RECALL, node.into())
 }
 
 /// What `asker` asks a node for about an inode.

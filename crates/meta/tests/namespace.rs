@@ -126,7 +126,7 @@ fn file_created_renamed_and_changed_then_has_one_place_in_the_backlog() {
 }
 
 #[test]
-fn removed_file_that_the_backing_store_has_then_stays_as_a_tombstone_and_ghost() {
+fn removed_file_that_the_backing_store_has_then_stays_as_a_tombstone_and_stale_backing_name() {
     let store = store();
     store.import(ROOT, &[found("old", FileKind::Regular, 1, 9)]).unwrap();
     let ino = store.lookup(ROOT, b"old").unwrap().unwrap().ino;

@@ -56,10 +56,10 @@ fn compare(mpi: &Mpi, program: &Path, ranks: u32, all: &[Settings], wanted: &(St
         // Else nothing was tested.
         let reported = said.lines().find(|line| line.starts_with("forebay: MPI-IO:"));
         let [reads, read, writes, written] = reported.map(numbers).unwrap_or_default();
-        assert!(
-            reads > 0 && read > 0 && writes > 0 && written > 0,
-            "{who}: not through the cache: {said}"
-        );
+        // Of what it reads, nothing is there.
+        let edges = who.contains("/edges-");
+        assert!(reads > 0 && (read > 0 || edges), "{who}: not through the cache: {said}");
+        assert!(writes > 0 && written > 0, "{who}: not through the cache: {said}");
         // No daemon is here that could make memory in common.
         assert!(said.contains("forebay: MPI-IO pages go by messages: "), "{who}: {said}");
     }

@@ -174,6 +174,7 @@ impl AboveResidency for Upper {
     fn let_go_of_rest(&self, ino: Ino) {
         if let Ok(node) = self.node() {
             node.writeback.let_go_of_rest(ino);
+            node.writeback.reconciler.published_open.let_go(ino);
         }
     }
 

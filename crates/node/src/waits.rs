@@ -23,7 +23,11 @@ mod alone {
         }
 
         /// Waits until somebody signals; false if it took too long.
-        pub(crate) fn goes_on<T>(&mut self, signal: &Condvar, guard: &mut MutexGuard<'_, T>) -> bool {
+        pub(crate) fn goes_on<T>(
+            &mut self,
+            signal: &Condvar,
+            guard: &mut MutexGuard<'_, T>,
+        ) -> bool {
             !signal.wait_until(guard, self.0).timed_out()
         }
     }
@@ -41,8 +45,13 @@ mod alone {
     /// Here another thread may do anything before this one goes on.
     pub(crate) fn step() {}
 
-    /// What others do to a directory while it lives is taken for a part of what its thread does.
-    pub(crate) fn unwatched() {}
+    /// While it lives, what others do to a directory is taken for a part of what its thread does.
+    pub(crate) struct Unwatched;
+
+    /// Begins what is described at [`Unwatched`].
+    pub(crate) fn unwatched() -> Unwatched {
+        Unwatched
+    }
 
     /// Begins a thread that looks at something again and again; false if there can't be one.
     pub(crate) fn attend(name: &str, job: impl FnOnce() + Send + 'static) -> bool {
@@ -72,7 +81,11 @@ mod in_lockstep {
             Wait { until, looks: 0 }
         }
 
-        pub(crate) fn goes_on<T>(&mut self, signal: &Condvar, guard: &mut MutexGuard<'_, T>) -> bool {
+        pub(crate) fn goes_on<T>(
+            &mut self,
+            signal: &Condvar,
+            guard: &mut MutexGuard<'_, T>,
+        ) -> bool {
             if !is_on() {
                 return !signal.wait_until(guard, self.until).timed_out();
             }

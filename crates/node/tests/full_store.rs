@@ -173,7 +173,9 @@ fn file_in_a_full_store_when_made_shorter_while_the_tiers_are_full_then_it_is_an
                 }
             }
             // Longer ones need room.
+            let before = rig.node().getattr(&CONTEXT, ino).unwrap().attr.mtime;
             assert!(rig.node().setattr(&CONTEXT, ino, &cut(700_000)).is_err(), "{what}");
+            assert_eq!(rig.node().getattr(&CONTEXT, ino).unwrap().attr.mtime, before, "{what}");
             assert_eq!(rig.size("file"), 1, "{what}");
             fh.into_iter().chain([fill]).for_each(|fh| rig.node().release(fh));
             rig.crash();

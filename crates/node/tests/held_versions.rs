@@ -150,3 +150,42 @@ fn open_file_when_others_take_it_away_then_what_is_here_is_read_until_it_is_clos
         }
     }
 }
+
+#[test]
+fn open_file_when_others_move_it_and_write_into_it_then_no_read_mixes_versions() {
+    for tier in [320 * KIB, 64 * KIB] {
+        let what = format!("a tier of {tier}");
+        let rig = rig(tier);
+        let (old, fh) = (rig.ino("file"), rig.open("file", libc::O_RDONLY));
+        let mut buffer = vec![0; 64 << 10];
+        for at in [0, 64 << 10, 0, 64 << 10] {
+            rig.node().read(&CONTEXT, fh, at, &mut buffer).unwrap();
+        }
+        let away = rig.backing().join("away");
+        std::fs::rename(rig.backing().join("file"), &away).unwrap();
+        look(&rig, old);
+        assert!(read_pieces(&rig, fh, &what).iter().all(|read| *read), "{what}");
+        let file = std::fs::File::options().write(true).open(away).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![b'3'; SIZE], 0).unwrap();
+        let read = read_pieces(&rig, fh, &what);
+        assert!(read.iter().any(|read| !read), "all of it can't be on the tier, {what}");
+        rig.node().release(fh);
+    }
+}
+
+#[test]
+fn open_file_that_others_have_removed_when_many_more_are_removed_then_its_attributes_are_known() {
+    let rig = rig(16 * MIB);
+    let (old, fh) = (rig.ino("file"), rig.open("file", libc::O_RDONLY));
+    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    look(&rig, old);
+    for number in 0..4200 {
+        let name = format!("n{number}");
+        let new = rig.create(&name);
+        rig.node().release(new);
+        rig.node().unlink(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+    }
+    let attr = rig.node().getattr(&CONTEXT, old).unwrap().attr;
+    assert_eq!((attr.size, attr.nlink), (SIZE as u64, 0));
+    rig.node().release(fh);
+}

@@ -292,7 +292,7 @@ fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_d
     for (size, changes) in
         [(3 * MIB, false), (300 * KIB, false), (3 * MIB, true), (300 * KIB, true)]
     {
-        let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
+        let mut rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
         let mut bytes = noise(7, size);
         let fh = rig.create("file");
         for (piece, at) in bytes.chunks(100_000).zip((0..).step_by(100_000)) {
@@ -307,8 +307,15 @@ fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_d
             rig.write(fh, 1000, b"newer");
             bytes[1000..1005].copy_from_slice(b"newer");
         }
+        let ino = rig.ino("file");
         rig.node().release(fh);
         if !changes {
+            let is_gone = || rig.node().getattr(&CONTEXT, ino).is_err();
+            assert!(wait_for(LIMIT, is_gone), "nobody has noticed that it was taken");
+            assert!(wait_for(LIMIT, || rig.used() == 0), "it takes room on the tier still");
+            rig.crash();
+            rig.start();
+            assert!(!rig.dir.join("tier0/lost").exists(), "it was set aside");
             assert_stays_away(&rig, "file");
             continue;
         }

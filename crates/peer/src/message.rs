@@ -11,8 +11,8 @@ mod request;
 pub use answer::{Answer, Conflict, Load, Presence, Written};
 pub use fault::Fault;
 pub use request::{
-    Hello, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall, RecallKind,
-    Request, Sync, Truncate, Turn, Write, WriteBack,
+    CallId, Hello, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall,
+    RecallKind, Request, Sync, Truncate, Write, WriteBack,
 };
 
 #[cfg(test)]

@@ -240,7 +240,7 @@ impl PeerServerState {
                         ?ended,
                         "a node's connection ended"
                     );
-                    shared.service.departed(&connection.who, id);
+                    shared.service.connection_ended(&connection.who, id);
                 }
                 Err(error) => tracing::debug!(%error, "a connection was not let in"),
             }

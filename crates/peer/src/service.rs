@@ -63,7 +63,7 @@ pub trait Service: Send + std::marker::Sync + 'static {
     }
 
     /// A connection has ended: what its node holds by it alone is free.
-    fn departed(&self, _who: &Hello, _connection: u64) {}
+    fn connection_ended(&self, _who: &Hello, _connection: u64) {}
 
     /// How busy this node is.
     fn load(&self) -> Load {

@@ -65,7 +65,7 @@ fn sender_when_it_crashes_in_the_middle_of_a_message_then_its_orphans_are_collec
     assert!(begun.elapsed() < LONG, "but not for {:?}", begun.elapsed());
     // The first one, of small calls, has nothing under way and may stay; what was begun may not.
     wait_until("the orphan's connection goes", || {
-        stage.service.departed.load(Ordering::Acquire) >= 1
+        stage.service.connection_ended.load(Ordering::Acquire) >= 1
     });
 }
 

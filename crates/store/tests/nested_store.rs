@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use forebay_store::backing::{DirBacking, SetAttributes};
 use forebay_store::{BackingStore, Dir};
@@ -47,7 +48,12 @@ fn cut_power(image: &Path, at: &Path) {
     let done = unsafe { libc::ioctl(disk.as_raw_fd(), SHUTDOWN, &raw const how) };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     drop(disk);
-    unmount(at, UnmountFlags::empty()).unwrap();
+    let begin = Instant::now();
+    // A process that another test starts has all descriptors for a moment.
+    while let Err(error) = unmount(at, UnmountFlags::empty()) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert!(mounted(image, at));
 }
 

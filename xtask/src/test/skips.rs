@@ -19,10 +19,15 @@ pub fn unexplained(outcomes: &[Outcome]) -> Vec<String> {
 
 /// What tests say that have tried, with all that they need installed, and were refused by the machine: a
 /// container that allows no namespaces, no job of MPI, no checkpoints or few open files.
-const REFUSED: [&str; 6] = [
-    "kernel",
-    "Linux",
-    " here",
+const REFUSED: [&str; 11] = [
+    "in this kernel",
+    "this kernel ",
+    "the kernel ",
+    "needs Linux",
+    "can't be used here",
+    "is forbidden here",
+    "no tmpfs here",
+    "no access lists here",
     "does not come up",
     "no job of two processes",
     "open files allowed",

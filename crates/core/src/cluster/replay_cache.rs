@@ -22,7 +22,7 @@ pub const SESSIONS: usize = 1024;
 
 /// By what a call is known, however often it comes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Turn {
+pub struct CallId {
     /// The session, as the owner has called it.
     pub session: u64,
     /// The slot.
@@ -66,7 +66,7 @@ impl Asker {
     }
 
     /// A turn for a new call; `None` without a session, and while all slots are taken.
-    pub fn take(&mut self) -> Option<Turn> {
+    pub fn take(&mut self) -> Option<CallId> {
         let session = self.session?;
         let free = self.slots.iter().position(|(_, slot)| *slot == Slot::Free);
         let at = match free {
@@ -79,10 +79,10 @@ impl Asker {
         };
         let (number, slot) = &mut self.slots[at];
         (*number, *slot) = (*number + 1, Slot::Asked);
-        Some(Turn { session, slot: at as u16, number: *number })
+        Some(CallId { session, slot: at as u16, number: *number })
     }
 
-    fn asked(&mut self, turn: Turn) -> Option<&mut (u64, Slot)> {
+    fn asked(&mut self, turn: CallId) -> Option<&mut (u64, Slot)> {
         if self.session != Some(turn.session) {
             return None;
         }
@@ -91,21 +91,21 @@ impl Asker {
     }
 
     /// The call was certainly not carried out, and is made anew in its slot.
-    pub fn anew(&mut self, turn: Turn) -> Option<Turn> {
+    pub fn anew(&mut self, turn: CallId) -> Option<CallId> {
         let (number, _) = self.asked(turn)?;
         *number += 1;
-        Some(Turn { number: *number, ..turn })
+        Some(CallId { number: *number, ..turn })
     }
 
     /// Nothing more is to come of the call: it was answered, or certainly never arrived.
-    pub fn ended(&mut self, turn: Turn) {
+    pub fn ended(&mut self, turn: CallId) {
         if let Some((_, slot)) = self.asked(turn) {
             *slot = Slot::Free;
         }
     }
 
     /// Nobody knows what became of the call about a file, and nobody waits for it any more.
-    pub fn give_up(&mut self, turn: Turn, file: u64) {
+    pub fn give_up(&mut self, turn: CallId, file: u64) {
         if let Some((_, slot)) = self.asked(turn) {
             *slot = Slot::GivenUp(file);
         }
@@ -113,18 +113,20 @@ impl Asker {
 
     /// The calls that were given up and of which the owner was not told: those about a file, or all.
     #[must_use]
-    pub fn untold(&self, file: Option<u64>) -> Vec<Turn> {
+    pub fn untold(&self, file: Option<u64>) -> Vec<CallId> {
         let Some(session) = self.session else { return Vec::new() };
         let wanted = |slot: &Slot| match slot {
             Slot::GivenUp(about) => file.is_none_or(|file| file == *about),
             Slot::Free | Slot::Asked => false,
         };
         let slots = self.slots.iter().enumerate().filter(|(_, (_, slot))| wanted(slot));
-        slots.map(|(at, (number, _))| Turn { session, slot: at as u16, number: *number }).collect()
+        slots
+            .map(|(at, (number, _))| CallId { session, slot: at as u16, number: *number })
+            .collect()
     }
 
     /// The owner was told that these were given up, and none of them is under way.
-    pub fn told(&mut self, turns: &[Turn]) {
+    pub fn told(&mut self, turns: &[CallId]) {
         for turn in turns {
             self.ended(*turn);
         }
@@ -212,7 +214,7 @@ impl<T: Clone> Owner<T> {
         Some(session)
     }
 
-    fn slot(&mut self, node: u32, turn: Turn) -> Option<&mut (u64, Last<T>)> {
+    fn slot(&mut self, node: u32, turn: CallId) -> Option<&mut (u64, Last<T>)> {
         let at = usize::from(turn.slot);
         let session = self.session(node, turn.session)?;
         if at >= SLOTS {
@@ -225,7 +227,7 @@ impl<T: Clone> Owner<T> {
     }
 
     /// A call has come.
-    pub fn begin(&mut self, node: u32, turn: Turn) -> Begin<T> {
+    pub fn begin(&mut self, node: u32, turn: CallId) -> Begin<T> {
         if self.session(node, turn.session).is_none_or(|session| session.closing) {
             return Begin::Unknown;
         }
@@ -243,7 +245,7 @@ impl<T: Clone> Owner<T> {
     }
 
     /// A call that was begun has ended.
-    pub fn ended(&mut self, node: u32, turn: Turn, outcome: T) {
+    pub fn ended(&mut self, node: u32, turn: CallId, outcome: T) {
         if let Some((number, last)) = self.slot(node, turn)
             && *number == turn.number
         {
@@ -253,7 +255,7 @@ impl<T: Clone> Owner<T> {
 
     /// The asker has given calls up; false while one of them is under way. True says that none of them
     /// is, nor ever will be.
-    pub fn give_up(&mut self, node: u32, turns: &[Turn]) -> bool {
+    pub fn give_up(&mut self, node: u32, turns: &[CallId]) -> bool {
         let mut all = true;
         for turn in turns {
             let Some((number, last)) = self.slot(node, *turn) else { continue };
@@ -342,14 +344,14 @@ mod tests {
     #[test]
     fn sessions_and_slots_when_too_many_then_refused_or_the_longest_unused_goes() {
         let (mut asker, mut owner) = pair();
-        let turns: Vec<Turn> = std::iter::from_fn(|| asker.take()).collect();
+        let turns: Vec<CallId> = std::iter::from_fn(|| asker.take()).collect();
         assert_eq!(turns.len(), SLOTS);
-        let beyond = Turn { slot: SLOTS as u16, ..turns[0] };
+        let beyond = CallId { slot: SLOTS as u16, ..turns[0] };
         assert_eq!(owner.begin(NODE, beyond), Begin::Unknown);
         let mut owner = Owner::<u32>::new(0);
         let sessions: Vec<u64> =
             (0..SESSIONS as u32).map(|node| owner.open(node).unwrap()).collect();
-        let of = |node: usize| Turn { session: sessions[node], slot: 0, number: 1 };
+        let of = |node: usize| CallId { session: sessions[node], slot: 0, number: 1 };
         // The first is busy, the second was used a moment ago.
         assert_eq!(owner.begin(0, of(0)), Begin::Go);
         assert_eq!(owner.begin(1, of(1)), Begin::Go);
@@ -392,13 +394,13 @@ mod tests {
     #[derive(Default)]
     struct World {
         /// Calls that somebody waits for: which one, and its file.
-        waits: Vec<(Turn, u64)>,
-        sent: Vec<(Turn, u64)>,
-        under_way: Vec<Turn>,
-        done: BTreeSet<Turn>,
+        waits: Vec<(CallId, u64)>,
+        sent: Vec<(CallId, u64)>,
+        under_way: Vec<CallId>,
+        done: BTreeSet<CallId>,
         /// What can't be carried out any more.
-        over: BTreeSet<Turn>,
-        files: BTreeMap<Turn, u64>,
+        over: BTreeSet<CallId>,
+        files: BTreeMap<CallId, u64>,
     }
 
     proptest! {
@@ -435,7 +437,7 @@ mod tests {
                             }
                             Begin::Unknown => {
                                 asker.closed(turn.session);
-                                let of = |t: &Turn| t.session == turn.session;
+                                let of = |t: &CallId| t.session == turn.session;
                                 world.over.extend(world.files.keys().copied().filter(of));
                                 world.waits.retain(|(waits, _)| !of(waits));
                             }
@@ -471,7 +473,7 @@ mod tests {
                         let turns = asker.untold(file);
                         if owner.give_up(NODE, &turns) {
                             asker.told(&turns);
-                            let busy = |turn: &Turn| world.under_way.contains(turn);
+                            let busy = |turn: &CallId| world.under_way.contains(turn);
                             prop_assert!(!turns.iter().any(busy), "it is under way");
                             world.over.extend(turns);
                         }

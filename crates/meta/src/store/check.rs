@@ -129,7 +129,7 @@ impl Check<'_> {
     fn key(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         let bytes = key.bytes();
         let checked = match (bytes.first().copied(), keys::number(bytes)) {
-            (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::MAIL), _)
+            (Some(keys::SETTING | keys::MEMBER | keys::WORK | keys::RECALL), _)
             | (Some(keys::NODE_STATUS | keys::ORDER | keys::TAKEN | keys::WAITING), _) => Ok(()),
             (Some(tag), Some(number)) => match tag {
                 keys::RECORD => self.check_record(Ino(number), key, value),

@@ -198,7 +198,8 @@ impl MetaStore {
                 record.backing.attrs_differ = true;
                 record.backing.xattrs_differ = true;
                 record.listed |= kind == FileKind::Directory;
-                if bytes != BytesHere::AsRecorded {
+                // A report about the version that is gone must not say that it has the bytes.
+                if bytes != BytesHere::AsRecorded || record.dirty || record.spilled {
                     record.mark_dirty();
                 }
                 record.change += 1;

@@ -138,7 +138,7 @@ pub struct Cluster {
     pages: pages::Pages,
     orders: orders::Orders,
     workers: Pool,
-    turns: replay_cache::ReplayCache,
+    replay_cache: replay_cache::ReplayCache,
     /// The nodes that it talks to without the metadata engine between.
     peers: OnceLock<Peers>,
     safety: redundancy::Safety,
@@ -219,7 +219,7 @@ impl Cluster {
                 pages: pages::Pages::default(),
                 orders: orders::Orders::default(),
                 workers: Pool::new(WORKERS, MAX_RECALLS),
-                turns: replay_cache::ReplayCache::new(),
+                replay_cache: replay_cache::ReplayCache::new(),
                 kernel_grants,
                 peers: OnceLock::new(),
                 hosting: hosting::Hosting::default(),

@@ -1,12 +1,10 @@
 //! Writes and changes of length through owners: each is carried out once at most, however often it is
-//! asked for, and none after this node has given it up. [`turns`] decides.
-//!
-//! [`turns`]: forebay_core::cluster::turns
+//! asked for, and none after this node has given it up. [`forebay_core::cluster::replay_cache`] decides.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use forebay_core::cluster::replay_cache::{Asker, Begin, Owner, Turn};
+use forebay_core::cluster::replay_cache::{Asker, Begin, CallId, Owner};
 use forebay_meta::Incarnation;
 use forebay_peer::message::{self, Fault};
 use forebay_peer::{Body, Call, Client, Error as PeerError};
@@ -78,9 +76,9 @@ struct Asked {
 
 /// What is to be done before a call, if not the call itself.
 enum Next {
-    Call(Turn),
+    Call(CallId),
     Open,
-    Tell(Vec<Turn>),
+    Tell(Vec<CallId>),
 }
 
 impl ReplayCache {
@@ -146,7 +144,7 @@ pub(crate) struct Asking<'a> {
     ino: Ino,
     /// Twice is not once, not even if nothing was asked for in between.
     once: bool,
-    turn: Option<(Incarnation, Turn)>,
+    turn: Option<(Incarnation, CallId)>,
     /// The owner may have carried it out.
     doubt: bool,
 }
@@ -161,7 +159,7 @@ impl<'a> Asking<'a> {
         &mut self,
         owner: Incarnation,
         until: Instant,
-        call: impl FnOnce(&Client, message::Turn, Duration) -> Result<T, PeerError>,
+        call: impl FnOnce(&Client, message::CallId, Duration) -> Result<T, PeerError>,
     ) -> Result<Option<T>> {
         let cluster = self.cluster;
         if self.turn.is_some_and(|(before, _)| before != owner) {
@@ -177,15 +175,15 @@ impl<'a> Asking<'a> {
             },
         };
         self.turn = Some((owner, turn));
-        let Turn { session, slot, number } = turn;
-        let answer = call(&client, message::Turn { session, slot, number }, within(until));
+        let CallId { session, slot, number } = turn;
+        let answer = call(&client, message::CallId { session, slot, number }, within(until));
         self.judge(owner, turn, answer)
     }
 
     fn judge<T>(
         &mut self,
         owner: Incarnation,
-        turn: Turn,
+        turn: CallId,
         answer: Result<T, PeerError>,
     ) -> Result<Option<T>> {
         let known = match answer {
@@ -195,7 +193,7 @@ impl<'a> Asking<'a> {
             Err(PeerError::Fault(Fault::Cancelled)) => Err(Errno::IO.into()),
             Err(PeerError::Fault(Fault::NotHere)) => {
                 // The owner's daemon was started anew: nothing that is on its way counts any more.
-                self.cluster.turns.of(owner, |asked| asked.asker.closed(turn.session));
+                self.cluster.replay_cache.of(owner, |asked| asked.asker.closed(turn.session));
                 self.turn = None;
                 self.dare()?;
                 return Ok(None);
@@ -205,7 +203,7 @@ impl<'a> Asking<'a> {
                 let spent = matches!(error, PeerError::Fault(Fault::NotOwner { .. }));
                 self.doubt = !spent && (self.doubt || !error.not_done());
                 if !self.doubt {
-                    let anew = self.cluster.turns.of(owner, |asked| asked.asker.anew(turn));
+                    let anew = self.cluster.replay_cache.of(owner, |asked| asked.asker.anew(turn));
                     self.turn = anew.flatten().map(|turn| (owner, turn));
                 }
                 return Ok(None);
@@ -229,7 +227,7 @@ impl<'a> Asking<'a> {
     fn leave(&mut self) {
         let Some((owner, turn)) = self.turn.take() else { return };
         let (doubt, ino) = (self.doubt, self.ino.0);
-        self.cluster.turns.of(owner, |asked| match doubt {
+        self.cluster.replay_cache.of(owner, |asked| match doubt {
             true => asked.asker.give_up(turn, ino),
             false => asked.asker.ended(turn),
         });
@@ -265,13 +263,13 @@ impl Cluster {
         owner: Incarnation,
         ino: Ino,
         until: Instant,
-    ) -> Option<Turn> {
+    ) -> Option<CallId> {
         loop {
-            match self.turns.next(owner, ino, until)? {
+            match self.replay_cache.next(owner, ino, until)? {
                 Next::Call(turn) => return Some(turn),
                 Next::Open => {
                     let opened = settle(client, owner, 0, &[], until);
-                    self.turns.of(owner, |asked| {
+                    self.replay_cache.of(owner, |asked| {
                         asked.opening = false;
                         if let Some(opened) = &opened {
                             asked.asker.opened(opened.session);
@@ -282,7 +280,7 @@ impl Cluster {
                 Next::Tell(given_up) => {
                     let session = given_up.first()?.session;
                     settle(client, owner, session, &given_up, until)?;
-                    self.turns.of(owner, |asked| asked.asker.told(&given_up));
+                    self.replay_cache.of(owner, |asked| asked.asker.told(&given_up));
                 }
             }
         }
@@ -292,13 +290,13 @@ impl Cluster {
     /// none of them is under way.
     pub(crate) fn tell_given_up(&self, owner: Incarnation, ino: Ino, until: Instant) -> bool {
         let untold = |asked: &mut Asked| asked.asker.untold(Some(ino.0));
-        let given_up = self.turns.of(owner, untold).unwrap_or_default();
+        let given_up = self.replay_cache.of(owner, untold).unwrap_or_default();
         let Some(session) = given_up.first().map(|turn| turn.session) else { return true };
         let told = self
             .peer(owner.node)
             .and_then(|client| settle(&client, owner, session, &given_up, until));
         if told.is_some() {
-            self.turns.of(owner, |asked| asked.asker.told(&given_up));
+            self.replay_cache.of(owner, |asked| asked.asker.told(&given_up));
         }
         told.is_some()
     }
@@ -308,19 +306,19 @@ impl Cluster {
         &self,
         call: &Call,
         epoch: u64,
-        turn: message::Turn,
+        turn: message::CallId,
         work: impl FnOnce() -> Outcome,
     ) -> Outcome {
         same_epoch(self, epoch)?;
         let from = u32::from(asker(call)?);
-        let message::Turn { session, slot, number } = turn;
-        let turn = Turn { session, slot, number };
-        let (turns, until) = (&self.turns, Instant::now() + call.left());
-        let mut served = turns.served.lock();
+        let message::CallId { session, slot, number } = turn;
+        let turn = CallId { session, slot, number };
+        let (cache, until) = (&self.replay_cache, Instant::now() + call.left());
+        let mut served = cache.served.lock();
         loop {
             match served.begin(from, turn) {
                 Begin::Go => break,
-                Begin::Wait if turns.ended.wait_until(&mut served, until).timed_out() => {
+                Begin::Wait if cache.ended.wait_until(&mut served, until).timed_out() => {
                     return Err(Fault::Busy { pause: PAUSE });
                 }
                 Begin::Wait => {}
@@ -339,7 +337,7 @@ impl Cluster {
         drop(served);
         // Also if the work panics, nobody may wait for its end for ever.
         let failed = Err(Fault::Io { errno: libc::EIO });
-        let mut under_way = UnderWay { turns, from, turn, outcome: failed };
+        let mut under_way = UnderWay { cache, from, turn, outcome: failed };
         under_way.outcome = work();
         under_way.outcome.clone()
     }
@@ -351,11 +349,11 @@ impl Cluster {
         let from = u32::from(asker(call)?);
         let turn = |GivenUp { slot, number }: &GivenUp| {
             let slot = u16::try_from(*slot).ok()?;
-            Some(Turn { session: settle.session, slot, number: *number })
+            Some(CallId { session: settle.session, slot, number: *number })
         };
-        let given_up: Vec<Turn> = settle.given_up.iter().filter_map(turn).collect();
-        let (turns, until) = (&self.turns, Instant::now() + call.left());
-        let mut served = turns.served.lock();
+        let given_up: Vec<CallId> = settle.given_up.iter().filter_map(turn).collect();
+        let (cache, until) = (&self.replay_cache, Instant::now() + call.left());
+        let mut served = cache.served.lock();
         loop {
             let session = match settle.session {
                 0 => served.open(from),
@@ -364,7 +362,7 @@ impl Cluster {
             if let Some(session) = session {
                 return Ok(Settled { session });
             }
-            if turns.ended.wait_until(&mut served, until).timed_out() {
+            if cache.ended.wait_until(&mut served, until).timed_out() {
                 return Err(Fault::Busy { pause: PAUSE });
             }
         }
@@ -373,16 +371,16 @@ impl Cluster {
 
 /// A call that is being carried out.
 struct UnderWay<'a> {
-    turns: &'a ReplayCache,
+    cache: &'a ReplayCache,
     from: u32,
-    turn: Turn,
+    turn: CallId,
     outcome: Outcome,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.turns.served.lock().ended(self.from, self.turn, self.outcome.clone());
-        self.turns.ended.notify_all();
+        self.cache.served.lock().ended(self.from, self.turn, self.outcome.clone());
+        self.cache.ended.notify_all();
     }
 }
 
@@ -391,10 +389,10 @@ fn settle(
     client: &Client,
     owner: Incarnation,
     session: u64,
-    given_up: &[Turn],
+    given_up: &[CallId],
     until: Instant,
 ) -> Option<Settled> {
-    let one = |turn: &Turn| GivenUp { slot: turn.slot.into(), number: turn.number };
+    let one = |turn: &CallId| GivenUp { slot: turn.slot.into(), number: turn.number };
     let given_up = given_up.iter().map(one).collect();
     let settle = Settle { epoch: owner.epoch, session, given_up };
     let body = Body::Bytes(settle.encode_to_vec());

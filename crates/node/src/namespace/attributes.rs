@@ -77,7 +77,9 @@ impl Node {
     pub fn getattr(&self, context: &Context, ino: Ino) -> Result<Stat> {
         match self.fresh(context, ino) {
             Err(NodeError::Meta(MetaError::Stale(_)) | NodeError::Posix(Errno::STALE)) => {
-                let attr = self.names.removed_inodes.recall(ino).ok_or(MetaError::Stale(ino))?;
+                let attr = self.names.removed_inodes.recall(ino);
+                let open = || self.residency.files.peek(ino)?.gone.get().cloned();
+                let attr = attr.or_else(open).ok_or(MetaError::Stale(ino))?;
                 let blocks = attr.size.div_ceil(512);
                 Ok(Stat { ino, attr, blocks, open: false, alias: 0, is_fleeting: false })
             }

@@ -130,7 +130,8 @@ impl Node {
             let mut location = self.location_to_change(context, &file, false)?;
             self.given_up.check(context)?;
             if punch || zero {
-                location = self.zero_or_punch(&file, location, offset..end, keep, punch)?;
+                location =
+                    self.zero_or_punch(context, &file, location, offset..end, keep, punch)?;
             } else {
                 location = self.allocate_range(context, &file, location, offset..end, keep)?;
             }
@@ -148,6 +149,7 @@ impl Node {
     /// is wanted. That is not done with the file in hand: it is given back as it is then.
     fn zero_or_punch<'a>(
         &self,
+        context: &Context,
         file: &'a FileRef,
         mut location: RwLockWriteGuard<'a, DataLocation>,
         range: Range<u64>,
@@ -158,7 +160,7 @@ impl Node {
             Ok(()) => Ok(location),
             Err(error) if punch && is_no_room(&error) => {
                 drop(location);
-                match self.writeback.cut_below(file, &Cut::Hole(range))? {
+                match self.writeback.cut_below(context, file, &Cut::Hole(range))? {
                     true => Ok(file.location.write()),
                     false => Err(error),
                 }

@@ -49,7 +49,7 @@ impl Node {
         }
         if done.as_ref().is_err_and(is_no_room)
             && size > 0
-            && self.writeback.cut_below(&file, &Cut::To(size))?
+            && self.writeback.cut_below(context, &file, &Cut::To(size))?
         {
             done = Ok(());
         }
@@ -203,9 +203,11 @@ impl Node {
         };
         let put_back = self.meta.update(before.ino, None, |record| {
             record.attr.size = len.unwrap_or(before.attr.size);
-            match dirty || before.is_dirty() {
-                true => record.mark_dirty(),
-                false => record.mark_clean(),
+            if dirty || before.is_dirty() {
+                record.mark_dirty();
+            } else {
+                record.mark_clean();
+                record.attr.mtime = before.attr.mtime;
             }
             Queue::Yes
         });

@@ -288,6 +288,9 @@ impl Residency {
     /// or that were written back from it, are durable before: else a power cut would leave them as
     /// zeros in place of those that the backing store has. (A map knows which of them are.)
     pub(crate) fn mark_dirty(&self, file: &File, place: &TierObject) -> Result<()> {
+        if file.gone.get().is_some() {
+            return Err(Errno::STALE.into());
+        }
         if place.dirty.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -1,20 +1,18 @@
-//! Making room: the steward decides, this does.
+//! Making room: the steward decides ([`steward`](super::steward)), this does.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_core::steward::{Action, Event, Placement};
-use forebay_core::unit::{self, Bytes, Tick};
+use forebay_core::steward::{Action, Event};
+use forebay_core::unit::{self, Bytes};
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{ErrorClass, Header, Object, Presence};
 use forebay_types::Ino;
 
 use crate::context::Context;
-use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::failpoints::fail_at;
-use crate::pool::Urgency;
 use crate::residency::Residency;
 use crate::residency::TierSlot;
 use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
@@ -23,116 +21,10 @@ use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
 const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
-const KEPT_LEAST: u64 = 2 << 20;
+const MIN_KEPT: u64 = 2 << 20;
 const MAX_KEPT: u64 = 32 << 20;
 
 impl Residency {
-    pub(crate) fn tick(&self) -> Tick {
-        Tick(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    /// Tells the steward what happened and has its decisions carried out by others. The answer to a
-    /// `Wanted` is returned.
-    pub(crate) fn decide(&self, event: Event) -> Option<Placement> {
-        let mut actions = Vec::new();
-        self.step(event, &mut actions);
-        let mut placement = None;
-        for action in actions {
-            match action {
-                Action::Place { tier, bytes, .. } => {
-                    placement = Some(Placement::Tier(tier, bytes));
-                }
-                Action::Bypass { .. } => placement = Some(Placement::Bypass),
-                Action::Cancel { object } => self.fetches.cancel(object.0),
-                Action::Fetch { object, .. } => {
-                    self.fetches.expect(object.0);
-                    self.perform_later(action);
-                }
-                other => self.perform_later(other),
-            }
-        }
-        placement
-    }
-
-    /// Tells the steward what happened; what it decides is carried out after the next tick.
-    pub(crate) fn decide_later(&self, event: Event) {
-        let mut actions = Vec::new();
-        self.step(event, &mut actions);
-        self.put_off.lock().append(&mut actions);
-    }
-
-    fn step(&self, event: Event, actions: &mut Vec<Action>) {
-        let now = self.tick();
-        let before = actions.len();
-        let mut steward = self.steward.lock();
-        steward.step(now, &event, actions);
-        // Under the steward's lock: the log has the order of its decisions.
-        if let Some(log) = &self.event_log {
-            log.record(now, &event, &actions[before..]);
-        }
-    }
-
-    /// Has a decision carried out by a thread that may wait. The steward waits for an answer to
-    /// each, so that none may be lost: what finds no place in the pool waits for the next tick. At
-    /// most one waits for each object.
-    fn perform_later(&self, action: Action) {
-        if !self.later(move |node| node.perform(action)) {
-            self.put_off.lock().push(action);
-        }
-    }
-
-    /// Offers the decisions that were put off to the pool again.
-    pub(crate) fn perform_put_off(&self) {
-        for action in std::mem::take(&mut *self.put_off.lock()) {
-            self.perform_later(action);
-        }
-    }
-
-    /// Runs `job` on a thread that may wait; false if the pool is full or closed.
-    pub(crate) fn later(&self, job: impl FnOnce(&Residency) + Send + 'static) -> bool {
-        let Some(this) = self.this.upgrade() else { return true };
-        self.slow.run(Urgency::Background, move || job(&this)).is_ok()
-    }
-
-    /// Carries out a decision and reports what came of it.
-    pub(crate) fn perform(&self, action: Action) {
-        // What is set aside is refused.
-        let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
-            let done = self.defects.attempt(BackgroundKind::Tiering, object.0, work);
-            (object, done.unwrap_or(Ok(false)))
-        };
-        let (object, done) = match action {
-            Action::Evict { object, tier } => {
-                tiering(object, &|| self.evict(Ino(object.0), tier.0))
-            }
-            Action::Truncate { object, tier, keep } => {
-                tiering(object, &|| self.evict_tail(Ino(object.0), tier.0, keep.0))
-            }
-            Action::Demote { object, from, to } | Action::Promote { object, from, to } => {
-                tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
-            }
-            Action::Flush { object } => {
-                self.above.want(Ino(object.0));
-                self.above.reconcile_later(Ino(object.0), Duration::ZERO);
-                (object, Ok(true))
-            }
-            Action::Fetch { object, tier, bytes } => {
-                return self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
-            }
-            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return,
-        };
-        match done {
-            Ok(true) => {}
-            Ok(false) => {
-                self.decide(Event::Refused { object });
-            }
-            Err(error) => {
-                tracing::warn!(object = object.0, %error, "a decision could not be carried out");
-                self.decide(Event::Refused { object });
-            }
-        }
-    }
-
     /// Charges `bytes` to a tier if both its configured size and its file system have them. The last
     /// bytes of the file system are left to the metadata, whoever took the others.
     #[must_use]
@@ -145,7 +37,7 @@ impl Residency {
 
     fn free_on_disk(&self, tier: u8) -> u64 {
         let Ok(usage) = self.slot(tier).tier.usage() else { return 0 };
-        usage.free.saturating_sub((usage.total / 32).clamp(KEPT_LEAST, MAX_KEPT))
+        usage.free.saturating_sub((usage.total / 32).clamp(MIN_KEPT, MAX_KEPT))
     }
 
     /// Bytes that may still be charged to a tier.
@@ -224,7 +116,7 @@ impl Residency {
     }
 
     /// Removes a clean object that nobody uses; false when that is not so.
-    fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
+    pub(super) fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
         let file = self.files.get(ino);
         let mut location = file.location.write();
         // Only under the lock: it may have been written, closed and moved since this was decided.
@@ -274,7 +166,7 @@ impl Residency {
     }
 
     /// Keeps only the first bytes of a clean object.
-    fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
+    pub(super) fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
         let extent = self.config.extent_bytes;
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
@@ -326,7 +218,7 @@ impl Residency {
     }
 
     /// Moves an object that nobody uses to another tier, dirty or not.
-    fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
+    pub(super) fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
         let file = self.files.get(ino);
         self.load(&Context::DAEMON, &file)?;
         let mut location = file.location.write();

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use forebay_meta::Attr;
 use forebay_store::{Attributes, Object};
 use forebay_types::{Fingerprint, Ino};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -67,6 +68,8 @@ pub struct File {
     /// Syncs of which somebody may have been told. Whoever is about to give the name of the file to another
     /// one holds it, so that nobody is told between the look whether the file was synced and the change.
     pub syncs: Mutex<u64>,
+    /// Others have removed it below while it was open: the attributes that it had then.
+    pub gone: OnceLock<Attr>,
     /// Held by each sync that is under way: see `failed_syncs.rs`.
     pub syncing: RwLock<()>,
 }
@@ -114,6 +117,12 @@ impl File {
         object.stat()
     }
 
+    /// Others have removed the file, which had these attributes, and it is open.
+    pub(crate) fn vanished(&self, attr: &Attr) {
+        // Once is enough: nobody finds it again.
+        let _known = self.gone.set(Attr { nlink: 0, ..attr.clone() });
+    }
+
     fn new(ino: Ino) -> Self {
         File {
             ino,
@@ -136,6 +145,7 @@ impl File {
             below: Mutex::default(),
             syncs: Mutex::default(),
             syncing: RwLock::default(),
+            gone: OnceLock::new(),
         }
     }
 

@@ -24,6 +24,7 @@ use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{BackingFile, ErrorClass, Presence, Temporary};
 use forebay_types::Timestamp;
 use parking_lot::{Mutex, RwLock};
+use rustix::io::Errno;
 
 use crate::clock;
 use crate::error::{NodeError, Result};
@@ -231,6 +232,13 @@ impl Residency {
             Underlay::Backing(opened) => {
                 let backing = self.opened_base(file, opened)?;
                 let read = self.read_cold(&*backing, buffer, offset)?;
+                if let Some(was) = file.gone.get() {
+                    // Others may have moved it, and write into it where it is now.
+                    let now = backing.stat()?;
+                    if (now.size, now.mtime) != (was.size, was.mtime) {
+                        return Err(Errno::STALE.into());
+                    }
+                }
                 self.metrics.bytes.of(Source::Backing).add(read as u64);
                 Ok(read)
             }

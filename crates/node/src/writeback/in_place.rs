@@ -15,6 +15,7 @@ use forebay_store::{BackingFile, Bytes, ErrorClass, StoreError};
 use super::Writeback;
 use super::seams::WorkRights;
 use crate::clock;
+use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::residency::data_location::{DataLocation, Underlay};
@@ -73,7 +74,11 @@ impl Writeback {
     ///
     /// # Errors
     /// What the backing store and the namespace say; `ESTALE` if others have changed the file.
-    pub(crate) fn cut_below(&self, file: &FileRef, cut: &Cut) -> Result<bool> {
+    pub(crate) fn cut_below(&self, context: &Context, file: &FileRef, cut: &Cut) -> Result<bool> {
+        if file.location.read().place.is_some() {
+            return Ok(false);
+        }
+        context.wait()?;
         let Some(_owned) = self.own(file.ino, WORKER_TIMEOUT) else { return Ok(false) };
         let mut location = file.location.write();
         let record = self.meta.get(file.ino)?;
@@ -87,6 +92,8 @@ impl Writeback {
         let below = self.open_backing(&record, Access::ReadWrite)?;
         self.residency.check_version(file.ino, &*below)?;
         self.rights.may_change_store()?;
+        // A call that came later may have been answered since.
+        self.residency.given_up.check(context)?;
         file.count_write();
         fail_at!("node.truncate.before_cut_below");
         let done = match cut {

@@ -6,8 +6,9 @@
 //! Such a version is held open until the file is clean or has another one. Whoever finds the name gone
 //! after the last close compares.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_meta::Record;
 use forebay_store::BackingFile;
@@ -59,27 +60,50 @@ impl PublishedOpen {
     }
 }
 
+/// A file that was as it was published when it had been written so often.
+pub(crate) struct AsPublished {
+    file: FileRef,
+    writes: u64,
+}
+
+impl AsPublished {
+    /// Whether nobody has written, or opened it to write, since.
+    pub(crate) fn holds(&self) -> bool {
+        self.file.writes.load(Ordering::Acquire) == self.writes
+    }
+}
+
 impl Writeback {
     /// Whether a file counts as dirty only as a program had it open when its version was published, and
     /// nobody has written since. To be asked when its name is gone: what is written from now on would be
     /// gone as well had the program written it there.
     pub(crate) fn is_as_published(&self, ino: Ino) -> bool {
-        let Some((file, version)) = self.reconciler.published_open.of(ino) else { return false };
+        self.compared(ino).is_some_and(|found| found.holds())
+    }
+
+    /// Those of the files at or below an inode of which this held when it was looked at.
+    pub(crate) fn as_published_below(&self, record: &Record) -> HashMap<Ino, AsPublished> {
+        let candidates = match record.attr.kind {
+            FileKind::Directory => {
+                let mut all = self.reconciler.published_open.all();
+                all.retain(|ino| self.is_below(*ino, record.ino).unwrap_or(false));
+                all
+            }
+            _ => vec![record.ino],
+        };
+        candidates.into_iter().filter_map(|ino| Some((ino, self.compared(ino)?))).collect()
+    }
+
+    fn compared(&self, ino: Ino) -> Option<AsPublished> {
+        let (file, version) = self.reconciler.published_open.of(ino)?;
+        // Before anything is looked at: an open to write counts, too.
+        let writes = file.writes.load(Ordering::Acquire);
         let is = self.is_as(&file, &*version).unwrap_or_else(|error| {
             tracing::debug!(%ino, %error, "can't be compared with what was published");
             false
         });
         tracing::debug!(%ino, is, "compared with what was published while it was open");
-        is
-    }
-
-    /// Those of the files at or below an inode of which this holds.
-    pub(crate) fn as_published_below(&self, record: &Record) -> HashSet<Ino> {
-        let candidates = match record.attr.kind {
-            FileKind::Directory => self.reconciler.published_open.all(),
-            _ => vec![record.ino],
-        };
-        candidates.into_iter().filter(|&ino| self.is_as_published(ino)).collect()
+        is.then_some(AsPublished { file, writes })
     }
 
     fn is_as(&self, file: &FileRef, version: &dyn BackingFile) -> Result<bool> {

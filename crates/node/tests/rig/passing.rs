@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
-use forebay_node::{Ino, Kernel, Node, OpenMode, Passthrough};
+use forebay_node::{Ino, Kernel, Node, NodeError, OpenMode, Passthrough};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use super::{CONTEXT, Rig};
@@ -67,7 +68,12 @@ impl PassingRig {
 
     /// Opens a file as a program does.
     pub fn program(&self, name: &str, flags: i32) -> Program {
-        let opened = self.node().open(&CONTEXT, self.ino(name), flags).unwrap();
+        let open = || self.node().open(&CONTEXT, self.ino(name), flags);
+        let opened = match open() {
+            // The kernel looks the name up again then, and opens what it finds.
+            Err(NodeError::Posix(Errno::STALE)) => open().unwrap(),
+            opened => opened.unwrap(),
+        };
         let id = match opened.mode {
             OpenMode::Passthrough { id } | OpenMode::PassthroughDirect { id } => Some(id),
             OpenMode::Cached { .. } | OpenMode::Direct => None,

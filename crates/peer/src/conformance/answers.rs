@@ -12,8 +12,8 @@ use crate::codec::Encoder;
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::message::{
-    Answer, Fault, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap, Recall,
-    RecallKind, Request, Sync, Truncate, Turn, Write, WriteBack,
+    Answer, CallId, Fault, LockKind, LockOp, LockSpace, ObjectId, Position, Put, Read, ReadMap,
+    Recall, RecallKind, Request, Sync, Truncate, Write, WriteBack,
 };
 use crate::server::Identity;
 use crate::transport::TimeLimits;
@@ -45,15 +45,15 @@ pub(super) fn every_request(way: &Way) {
     assert_eq!((map.runs.len(), map.next), (3, Some(300)));
     assert!(map.covers(151, 9) && !map.covers(151, 10) && !map.covers(0, 1));
     client.write_back(WriteBack { ino: 3, epoch: 1 }, LONG).unwrap();
-    let write = |at| Write { ino: 3, epoch: 1, at, sync: true, turn: Turn::default() };
+    let write = |at| Write { ino: 3, epoch: 1, at, sync: true, turn: CallId::default() };
     let body = Body::Bytes(b"hello".to_vec());
     let written = client.write(write(Position::At(2)), &body, LONG).unwrap();
     assert_eq!((written.offset, written.size), (2, 7));
     let written = client.write(write(Position::End), &body, LONG).unwrap();
     assert_eq!((written.offset, written.size), (7, 12));
-    client.truncate(Truncate { ino: 3, epoch: 1, size: 1, turn: Turn::default() }, LONG).unwrap();
+    client.truncate(Truncate { ino: 3, epoch: 1, size: 1, turn: CallId::default() }, LONG).unwrap();
     let nobody =
-        client.truncate(Truncate { ino: 4, epoch: 1, size: 1, turn: Turn::default() }, LONG);
+        client.truncate(Truncate { ino: 4, epoch: 1, size: 1, turn: CallId::default() }, LONG);
     assert_eq!(fault(nobody), Fault::NotOwner { owner: Some(9) });
     client.sync(Sync { ino: 3, epoch: 1, data_only: true }, LONG).unwrap();
     let old = client.sync(Sync { ino: 3, epoch: 0, data_only: false }, LONG);

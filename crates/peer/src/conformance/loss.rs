@@ -8,7 +8,7 @@ use super::service::{SLOW, bytes};
 use super::{LONG, Stage, Way, eventually, quick_limits};
 use crate::body::Body;
 use crate::error::Error;
-use crate::message::{Position, Turn, Write};
+use crate::message::{CallId, Position, Write};
 use crate::server::Server;
 
 pub(super) fn cut(way: &Way) {
@@ -30,7 +30,7 @@ pub(super) fn cut(way: &Way) {
             epoch: 1,
             at: Position::End,
             sync: false,
-            turn: Turn::default(),
+            turn: CallId::default(),
         };
         let writing = scope.spawn(|| client.write(write, &Body::Bytes(vec![1]), LONG));
         eventually("the write runs", running);
@@ -86,7 +86,7 @@ pub(super) fn silence(way: &Way) {
     let (client, switches) = stage.faulty_client(quick_limits());
     client.ping(LONG).unwrap();
     switches.silence(true);
-    let write = Write { ino: 1, epoch: 1, at: Position::End, sync: false, turn: Turn::default() };
+    let write = Write { ino: 1, epoch: 1, at: Position::End, sync: false, turn: CallId::default() };
     let answer = client.write(write, &Body::Bytes(vec![1]), LONG);
     // Before its time was over, that is.
     assert!(matches!(answer, Err(Error::Lost { sent: true, .. })), "{answer:?}");

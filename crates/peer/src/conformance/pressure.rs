@@ -91,7 +91,7 @@ pub(super) fn vanished(way: &Way) {
     eventually("the call runs", || stage.service.waiting.load(Ordering::Acquire) == 1);
     switches.cut();
     eventually("the call is cancelled", || stage.service.cancelled.load(Ordering::Acquire) == 1);
-    eventually("its end is told", || stage.service.departed.load(Ordering::Acquire) == 1);
+    eventually("its end is told", || stage.service.connection_ended.load(Ordering::Acquire) == 1);
     assert!(matches!(call.wait(), Err(Error::Lost { sent: true, .. })));
 }
 

@@ -34,7 +34,7 @@ pub struct Known {
     /// Calls that were cancelled while they were slow.
     pub cancelled: AtomicU64,
     /// Connections that ended.
-    pub departed: AtomicU64,
+    pub connection_ended: AtomicU64,
     /// Calls that are slow at this moment.
     pub waiting: AtomicU64,
     /// The version of the protocol in which the last read came.
@@ -59,7 +59,7 @@ impl Known {
         self.objects.lock().get(&(object.ino, object.part)).cloned()
     }
 
-    fn linger(&self, call: &Call, ino: u64) -> Result<(), Fault> {
+    fn delay(&self, call: &Call, ino: u64) -> Result<(), Fault> {
         if !(SLOW..IN_FILE).contains(&ino) {
             return Ok(());
         }
@@ -104,8 +104,8 @@ impl Service for Known {
         }
     }
 
-    fn departed(&self, _who: &Hello, _connection: u64) {
-        self.departed.fetch_add(1, Ordering::AcqRel);
+    fn connection_ended(&self, _who: &Hello, _connection: u64) {
+        self.connection_ended.fetch_add(1, Ordering::AcqRel);
     }
 
     fn load(&self) -> Load {
@@ -114,7 +114,7 @@ impl Service for Known {
 
     fn read(&self, call: &Call, read: &Read) -> Result<Found, Fault> {
         self.version.store(call.version.into(), Ordering::Release);
-        self.linger(call, read.ino)?;
+        self.delay(call, read.ino)?;
         self.reads.fetch_add(1, Ordering::AcqRel);
         if read.version.is_some_and(|wanted| wanted != VERSION) {
             return Err(Fault::Stale { version: VERSION });
@@ -134,7 +134,7 @@ impl Service for Known {
     }
 
     fn write_back(&self, call: &Call, what: &WriteBack) -> Result<(), Fault> {
-        self.linger(call, what.ino)
+        self.delay(call, what.ino)
     }
 
     fn write(&self, call: &Call, write: &Write, bytes: Buffer) -> Result<Written, Fault> {
@@ -153,7 +153,7 @@ impl Service for Known {
             file[offset..end].copy_from_slice(&bytes);
             (offset as u64, file.len() as u64)
         };
-        self.linger(call, write.ino)?;
+        self.delay(call, write.ino)?;
         Ok(Written { offset, size, version: done })
     }
 
@@ -172,7 +172,7 @@ impl Service for Known {
     }
 
     fn recall(&self, call: &Call, recall: &Recall) -> Result<(), Fault> {
-        self.linger(call, recall.ino)
+        self.delay(call, recall.ino)
     }
 
     fn lock(&self, _call: &Call, lock: &LockOp) -> Result<Option<Conflict>, Fault> {

@@ -70,7 +70,7 @@ pub enum Position {
 /// By what a call is known that must not be carried out twice, however often it comes. What the
 /// numbers mean is up to the layer above.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turn {
+pub struct CallId {
     /// The session of asker and owner.
     pub session: u64,
     /// A slot of the session.
@@ -91,7 +91,7 @@ pub struct Write {
     /// Whether it is to be durable before the answer.
     pub sync: bool,
     /// Which call it is.
-    pub turn: Turn,
+    pub turn: CallId,
 }
 
 /// Changes the length of a file through its owner.
@@ -104,7 +104,7 @@ pub struct Truncate {
     /// The new length in bytes.
     pub size: u64,
     /// Which call it is.
-    pub turn: Turn,
+    pub turn: CallId,
 }
 
 /// Makes durable what was written through the owner.
@@ -369,13 +369,13 @@ impl Request {
                 epoch: f.u64()?,
                 at: f.maybe()?.map_or(Position::End, Position::At),
                 sync: f.flag()?,
-                turn: Turn::decode(f)?,
+                turn: CallId::decode(f)?,
             }),
             7 => Request::Truncate(Truncate {
                 ino: f.u64()?,
                 epoch: f.u64()?,
                 size: f.u64()?,
-                turn: Turn::decode(f)?,
+                turn: CallId::decode(f)?,
             }),
             8 => Request::Sync(Sync { ino: f.u64()?, epoch: f.u64()?, data_only: f.flag()? }),
             9 => Request::Recall(Recall {
@@ -405,13 +405,13 @@ fn one_of<T: Copy>(from: &mut Decoder<'_>, all: &[T]) -> Result<T> {
     all.get(at).copied().ok_or_else(|| Error::Protocol(format!("{at} is none of the kinds")))
 }
 
-impl Turn {
+impl CallId {
     fn encode(&self, to: &mut Encoder) {
         to.u64(self.session).u16(self.slot).u64(self.number);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Result<Turn> {
-        Ok(Turn { session: from.u64()?, slot: from.u16()?, number: from.u64()? })
+    fn decode(from: &mut Decoder<'_>) -> Result<CallId> {
+        Ok(CallId { session: from.u64()?, slot: from.u16()?, number: from.u64()? })
     }
 }
 

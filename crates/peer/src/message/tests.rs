@@ -4,9 +4,9 @@ use crate::version::Versions;
 use proptest::prelude::*;
 use std::time::Duration;
 
-fn turns() -> impl Strategy<Value = Turn> {
+fn turns() -> impl Strategy<Value = CallId> {
     let fields = (any::<u64>(), any::<u16>(), any::<u64>());
-    fields.prop_map(|(session, slot, number)| Turn { session, slot, number })
+    fields.prop_map(|(session, slot, number)| CallId { session, slot, number })
 }
 
 fn requests() -> impl Strategy<Value = Request> {

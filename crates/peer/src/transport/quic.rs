@@ -39,7 +39,7 @@ const LARGEST: u16 = 8952;
 /// Bytes that are handed to quinn in one go.
 const CHUNK: usize = 256 << 10;
 /// Who has shaken hands and was not looked at yet.
-const KNOCKING: usize = 256;
+const MAX_HANDSHAKES: usize = 256;
 
 /// QUIC between nodes.
 #[derive(Clone)]
@@ -89,7 +89,7 @@ impl Quic {
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(theirs));
         server.transport_config(transport);
         // Before anybody has said who he is, little is kept of what he sends.
-        server.max_incoming(KNOCKING).incoming_buffer_size(64 << 10);
+        server.max_incoming(MAX_HANDSHAKES).incoming_buffer_size(64 << 10);
         server.incoming_buffer_size_total(4 << 20);
         Ok(Quic { threads: Threads::start()?, client, server })
     }

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::secret::Security;
 
 /// Listeners' queues.
-const KNOCKING: c_int = 64;
+const MAX_HANDSHAKES: c_int = 64;
 /// How long the address of a listener that was closed may stay taken.
 const FORGETS: Duration = Duration::from_secs(5);
 /// The longest that a close waits for what was sent.
@@ -397,7 +397,7 @@ impl Udt {
         // SAFETY: `name` is an address of `len` bytes, which the library copies.
         self.udt.check(unsafe { (self.udt.bind)(socket.0.id, &raw const name.any, len) })?;
         // SAFETY: only numbers go in.
-        self.udt.check(unsafe { (self.udt.listen)(socket.0.id, KNOCKING) })?;
+        self.udt.check(unsafe { (self.udt.listen)(socket.0.id, MAX_HANDSHAKES) })?;
         Ok(socket)
     }
 

@@ -23,6 +23,7 @@ use crate::error::{NodeError, Result};
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::File;
 use crate::writeback::Writeback;
+use crate::writeback::published_open::AsPublished;
 use crate::writeback::reconcile::{NAMES_DELAY, is_own};
 
 const PAGE: usize = 1000;
@@ -352,7 +353,7 @@ impl Writeback {
         let record = self.record_if_any(ino)?;
         let taken = record.map(|record| self.as_published_below(&record)).unwrap_or_default();
         Ok(move |ino| match self.residency.is_unsettled(ino) {
-            _ if taken.contains(&ino) => BytesHere::AsPublished,
+            _ if taken.get(&ino).is_some_and(AsPublished::holds) => BytesHere::AsPublished,
             true => BytesHere::Unsettled,
             false => BytesHere::AsRecorded,
         })
@@ -382,7 +383,11 @@ impl Writeback {
     /// answered from memory.
     fn note_vanished(&self, removed: &mut Vec<Ino>, ino: Ino, attr: &Attr) {
         removed.push(ino);
-        if attr.kind == FileKind::Directory || self.residency.is_held(ino) {
+        let is_held = self.residency.is_held(ino);
+        if is_held {
+            self.residency.files.get(ino).vanished(attr);
+        }
+        if is_held || attr.kind == FileKind::Directory {
             self.above.has_vanished(ino, attr.clone());
         }
     }
@@ -396,7 +401,12 @@ impl Writeback {
             // Who has a file open keeps what is here of it, and what is open below, until its last close,
             // which discards it.
             let is_held = self.residency.is_held(ino);
-            if !is_held {
+            if is_held {
+                self.residency.note_removed(ino);
+            } else if self.residency.is_unsettled(ino) {
+                // As it was published: nobody will write it back.
+                self.residency.discard_soon(ino);
+            } else {
                 self.copy_is_stale(ino);
             }
             self.residency.forget_object(ino, !is_held);

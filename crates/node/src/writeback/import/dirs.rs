@@ -481,7 +481,7 @@ impl OwnChanges {
         (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
     }
 
-    pub(super) fn waits::lock(&self, dir: Ino) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
+    pub(super) fn lock(&self, dir: Ino) -> MutexGuard<'_, HashMap<u64, Fingerprint>> {
         waits::lock(&self.stripes[Self::stripe(dir)])
     }
 }

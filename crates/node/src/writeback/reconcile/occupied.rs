@@ -163,8 +163,8 @@ impl Writeback {
         Ok(())
     }
 
-    /// Whether a directory is another one, or below it, in the backing store.
-    fn is_below(&self, dir: Ino, above: Ino) -> Result<bool> {
+    /// Whether an inode is another one, or below it, in the backing store.
+    pub(crate) fn is_below(&self, dir: Ino, above: Ino) -> Result<bool> {
         let mut at = dir;
         for _ in 0..MAX_PARENTS {
             if at == above {

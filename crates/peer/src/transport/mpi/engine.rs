@@ -18,7 +18,7 @@ const WAITING: usize = 64;
 /// Connections of a process.
 const CONNECTIONS: usize = 4096;
 /// Arrivals that nobody has looked at.
-const KNOCKING: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
 /// How often nothing may be found before the thread sleeps, and then for how long. Few: who spins
 /// where others want the processor, too, waits for its turn when something comes.
 const SPINS: u32 = 20;
@@ -183,7 +183,7 @@ impl Engine {
             port => Some(port).filter(|port| !doors.contains_key(port)),
         };
         let port = port.ok_or(ErrorKind::AddrInUse)?;
-        let (to, arrivals) = bounded(KNOCKING);
+        let (to, arrivals) = bounded(MAX_HANDSHAKES);
         doors.insert(port, to);
         Ok((port, arrivals))
     }

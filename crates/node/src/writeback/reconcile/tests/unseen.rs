@@ -432,7 +432,7 @@ fn file_of_others_when_it_has_the_number_and_name_of_a_directory_just_removed_th
     *by.0.lock() = Some(move || {
         fs::write(at, b"of others").expect("written by others");
         let node = listing.get().expect("set above");
-        node.writeback.time_passes(Ino::ROOT);
+        node.writeback.doubt_directory(Ino::ROOT);
         node.writeback.ensure_listed(&Context::DAEMON, Ino::ROOT).expect("listed");
     });
     bench.node.writeback.reconcile(dir).expect("removed");
