@@ -3,15 +3,18 @@
 
 mod rig;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, NameIn, NewFile, Node, NodeError, Remaining};
-use forebay_store::decorators::{FoldingBacking, Interceptor, Operation, Transparent, Verdict};
+use forebay_store::decorators::{
+    FoldingBacking, InterceptedBacking, Interceptor, Operation, Transparent, Verdict,
+};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking};
+use forebay_testing::wait_until;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -328,7 +331,7 @@ fn folding_rig() -> Rig {
 }
 
 /// A rig over what is made of a plain store.
-fn rig_over(fold: impl FnOnce(Arc<dyn BackingStore>) -> FoldingBacking) -> Rig {
+fn rig_over<S: BackingStore + 'static>(store: impl FnOnce(Arc<dyn BackingStore>) -> S) -> Rig {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let name = format!("forebay-folding-{}-{number}", std::process::id());
@@ -338,7 +341,7 @@ fn rig_over(fold: impl FnOnce(Arc<dyn BackingStore>) -> FoldingBacking) -> Rig {
     std::fs::create_dir_all(tier).unwrap();
     let owner = forebay_store::Tier::id(&DirTier::open(tier).unwrap()).to_string();
     let below = Arc::new(DirBacking::open(rig.backing(), &owner).unwrap());
-    let store = Arc::new(fold(below));
+    let store = Arc::new(store(below));
     rig.node = Some(Node::start_on(rig.config.clone(), store).unwrap());
     rig
 }
@@ -470,6 +473,44 @@ fn file_when_asked_for_by_another_spelling_before_a_listing_then_it_is_not_there
         let rig = rig_over(fold);
         std::fs::write(rig.backing().join(there), b"first").unwrap();
         assert_eq!(rig.get(there), b"first");
+    }
+}
+
+#[test]
+fn file_of_others_when_listed_while_another_spelling_is_tried_then_it_stays_there() {
+    // The longer one is beyond what a listing waits for the worker.
+    for busy in [50, 400].map(Duration::from_millis) {
+        let theirs = Arc::new(OnceLock::<PathBuf>::new());
+        let tried = Arc::new(AtomicBool::new(false));
+        let by = Limited::new({
+            let (theirs, tried) = (theirs.clone(), tried.clone());
+            move |operation, _, _| {
+                if operation == Operation::Commit && !tried.load(Ordering::Acquire) {
+                    std::fs::write(theirs.get().unwrap(), b"theirs").unwrap();
+                    tried.store(true, Ordering::Release);
+                    std::thread::sleep(busy);
+                }
+                Verdict::Pass
+            }
+        });
+        let rig = rig_over(|below| {
+            InterceptedBacking::new(Arc::new(FoldingBacking::new(below)), by.clone())
+        });
+        theirs.set(rig.backing().join("README")).unwrap();
+        rig.put("readme", b"ours");
+        std::thread::scope(|scope| {
+            scope.spawn(|| drain(&rig));
+            wait_until("a worker tries the name", || tried.load(Ordering::Acquire));
+            rig.node().writeback().refresh(Path::new(""), &mut |_| true).unwrap();
+        });
+        assert_eq!(refused(&rig), ["readme"]);
+        let begun = Instant::now();
+        wait_until("the file of others is seen", || {
+            rig.node().lookup(&CONTEXT, Ino::ROOT, b"README").unwrap().is_some()
+        });
+        // Before it is tried again, which shows it by chance.
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert_eq!((rig.get("README"), rig.get("readme")), (b"theirs".to_vec(), b"ours".to_vec()));
     }
 }
 

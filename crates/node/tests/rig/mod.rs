@@ -165,11 +165,14 @@ impl Rig {
         made.unwrap().1.fh
     }
 
+    #[track_caller]
     pub fn ino(&self, name: &str) -> Ino {
         let found = self.node().lookup(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
-        found.unwrap_or_else(|| panic!("{name} is gone")).ino
+        let Some(found) = found else { panic!("{name} is gone") };
+        found.ino
     }
 
+    #[track_caller]
     pub fn open(&self, name: &str, flags: i32) -> u64 {
         self.node().open(&CONTEXT, self.ino(name), flags).unwrap().fh
     }
@@ -186,6 +189,7 @@ impl Rig {
         self.node().release(fh);
     }
 
+    #[track_caller]
     pub fn get(&self, name: &str) -> Vec<u8> {
         let fh = self.open(name, libc::O_RDONLY);
         let data = self.read_all(fh);

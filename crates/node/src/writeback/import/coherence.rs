@@ -503,7 +503,7 @@ impl Writeback {
         let mut seen = NamesSeen::new();
         let mut open = !self.compare_listed_directory(dir, handle)?;
         let mut theirs = false;
-        self.import_all(dir, handle, &mut |found| {
+        let complete = self.import_all(dir, handle, &mut |found| {
             for found in found {
                 seen.add(&found.name);
                 match self.meta.lookup(dir, &found.name)? {
@@ -524,6 +524,7 @@ impl Writeback {
             }
             Ok(())
         })?;
+        open |= !complete;
         let mut cursor = 0;
         loop {
             let page = self.meta.entries_plus(dir, cursor, PAGE)?;
@@ -596,7 +597,7 @@ impl Writeback {
         open |= !self.compare_listed_directory(dir, handle)?;
         let mut absent: HashMap<Box<[u8]>, Arc<Record>> =
             there.iter().map(|item| (item.entry.name.clone(), item.record.clone())).collect();
-        self.import_all(dir, handle, &mut |found| {
+        let complete = self.import_all(dir, handle, &mut |found| {
             for found in found {
                 if let Some(record) = absent.remove(&found.name) {
                     open |= !self.compare_listed(dir, &record, found)?;
@@ -604,6 +605,7 @@ impl Writeback {
             }
             Ok(())
         })?;
+        open |= !complete;
         for (name, record) in absent {
             open |= !self.confirm_gone(handle, &Link::new(dir, name), record.ino)?;
         }

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Found, Link, MetaStore};
@@ -51,7 +52,13 @@ impl Readings {
     pub(super) fn begin(&self, dir: Ino) -> Reading<'_> {
         let gone = Arc::<Mutex<Gone>>::default();
         self.table.lock().entry(dir.0).or_default().push(gone.clone());
-        Reading { readings: self, dir, gone, made: Made::default() }
+        Reading {
+            readings: self,
+            dir,
+            gone,
+            made: Made::default(),
+            incomplete: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn gone(&self, link: &Link) {
@@ -73,18 +80,23 @@ pub(super) struct Reading<'a> {
     dir: Ino,
     gone: Arc<Mutex<Gone>>,
     made: Made,
+    /// Something was left out that may be somebody else's.
+    incomplete: AtomicBool,
 }
 
 impl Reading<'_> {
     /// Imports what was read, but for names that were given up since they were read. A name given
     /// up later is still a stale name while this runs, which the namespace leaves out by itself.
     pub(super) fn import(&self, node: &Writeback, dir: Ino, mut found: Vec<Found>) -> Result<bool> {
+        // This may wait for workers, who report there what they give up.
+        if !node.leave_out_altered(dir, &self.made, &mut found)? {
+            self.incomplete.store(true, Ordering::Relaxed);
+        }
         let gone = self.gone.lock();
         if gone.too_many {
             return Ok(false);
         }
         found.retain(|found| !gone.names.contains(&found.name));
-        node.leave_out_altered(dir, &self.made, &mut found)?;
         match node.residency.peers.is_clustered() {
             // Another node may have listed it, and then taken a name away.
             true => node.meta.import_unless_listed(dir, &found)?,
@@ -178,16 +190,17 @@ impl Writeback {
         Ok(())
     }
 
-    /// Reads a directory and imports what is new in it. `each` sees every batch.
+    /// Reads a directory and imports what is new in it. `each` sees every batch. Says whether it is all
+    /// that there is: of what a worker has in hand it can take too long to say whose it is.
     pub(crate) fn import_all(
         &self,
         dir: Ino,
         handle: &Dir,
         each: &mut dyn FnMut(&[Found]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let began = clock::now();
         let (_, before) = self.looks_as_known(dir, handle)?;
-        loop {
+        let complete = loop {
             let _asked = self.imports.health.begin();
             let reading = self.imports.reading.begin(dir);
             let mut pending = Vec::new();
@@ -200,14 +213,14 @@ impl Writeback {
                 }
             })?;
             if outcome? && self.hand_over(dir, &mut pending, &reading, each)? {
-                break;
+                break !reading.incomplete.load(Ordering::Relaxed);
             }
-        }
+        };
         self.meta.set_listed(dir, before)?;
         self.imports.own_changes.lock(dir).remove(&dir.0);
         let rest = ((clock::now() - began) * REST).max(self.config.attr_timeout);
         self.imports.directories.set_fresh(dir, rest);
-        Ok(())
+        Ok(complete)
     }
 
     fn take_batch(

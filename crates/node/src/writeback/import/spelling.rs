@@ -11,11 +11,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_meta::{Found, Record};
+use forebay_meta::{Found, Link, Record};
 use forebay_store::{Attributes, Dir, ErrorClass};
 use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 
+use super::dirs::{MAX_LOOKS, let_workers_go_on};
 use crate::error::Result;
 use crate::writeback::Writeback;
 
@@ -111,7 +112,8 @@ impl Writeback {
     }
 
     /// Leaves out what was made here under a name that the store has altered, and is found under what
-    /// became of it.
+    /// became of it. Says whether each of them is known to be that. Waits a moment for workers who may
+    /// have made one, and have not reported it yet.
     ///
     /// # Errors
     /// What the namespace says.
@@ -120,24 +122,33 @@ impl Writeback {
         dir: Ino,
         made: &Made,
         found: &mut Vec<Found>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if !self.imports.spelling.folds.load(Ordering::Acquire) {
-            return Ok(());
+            return Ok(true);
         }
+        let mut looks = 0;
         let mut altered = Vec::with_capacity(found.len());
         for found in &*found {
-            altered.push(self.is_altered(dir, made, found)?);
+            let mut origin = self.origin(dir, made, found)?;
+            while origin == Origin::InHand && looks < MAX_LOOKS {
+                looks += 1;
+                let_workers_go_on();
+                origin = self.origin(dir, made, found)?;
+            }
+            altered.push(origin);
         }
+        let is_certain = !altered.contains(&Origin::InHand);
         let mut altered = altered.into_iter();
-        found.retain(|_| !altered.next().unwrap_or(false));
-        Ok(())
+        found.retain(|_| altered.next().is_none_or(|origin| origin == Origin::Others));
+        Ok(is_certain)
     }
 
-    fn is_altered(&self, dir: Ino, made: &Made, found: &Found) -> Result<bool> {
+    /// Who made what was found in a directory.
+    fn origin(&self, dir: Ino, made: &Made, found: &Found) -> Result<Origin> {
         if found.attr.kind != FileKind::Directory && found.attr.nlink > 1
             || self.meta.lookup(dir, &found.name)?.is_some()
         {
-            return Ok(false);
+            return Ok(Origin::Others);
         }
         let made = match made.0.get() {
             Some(made) => made,
@@ -147,16 +158,16 @@ impl Writeback {
             }
         };
         let similar = made.get(&folded(OsStr::from_bytes(&found.name)));
+        let mut origin = Origin::Others;
         for ino in similar.into_iter().flatten() {
             let Some(record) = self.record_if_any(*ino)? else { continue };
-            let claims = |name: &[u8]| {
-                record.backing.links.iter().any(|link| link.parent == dir && *link.name == *name)
-            };
-            if !claims(&found.name) && is_made_as(&record, found) {
-                return Ok(true);
+            match made_as(&record, dir, found) {
+                Origin::Others => {}
+                Origin::Here => return Ok(Origin::Here),
+                Origin::InHand => origin = Origin::InHand,
             }
         }
-        Ok(false)
+        Ok(origin)
     }
 
     fn names_below(&self, dir: Ino) -> Result<HashMap<String, Vec<Ino>>> {
@@ -182,12 +193,33 @@ impl Writeback {
     }
 }
 
-/// Whether something is what this record's inode is in the backing store, or is to become: what a worker
-/// has in hand may stand there, and not be reported yet.
-fn is_made_as(record: &Record, found: &Found) -> bool {
-    let known = record.backing.fingerprint.filter(|print| print.ino != 0);
-    record.attr.kind == found.attr.kind
-        && known.map_or(record.queued.is_some(), |known| known.same_inode(&found.fingerprint))
+/// Who made something that is found under a name of the backing store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Others,
+    /// This mount did, under another spelling of the name.
+    Here,
+    /// A worker has something in hand that may stand there, and has not reported it yet.
+    InHand,
+}
+
+/// Whether what is found in a directory is what this record's inode is there under a name that the
+/// store has altered.
+fn made_as(record: &Record, dir: Ino, found: &Found) -> Origin {
+    let wanted = folded(OsStr::from_bytes(&found.name));
+    let mut claims = record.backing.links.iter().filter(|link| link.parent == dir);
+    let is_similar = |link: &Link| folded(OsStr::from_bytes(&link.name)) == wanted;
+    if record.attr.kind != found.attr.kind
+        || claims.clone().any(|link| link.name == found.name)
+        || !claims.any(is_similar)
+    {
+        return Origin::Others;
+    }
+    match record.backing.fingerprint.filter(|print| print.ino != 0) {
+        Some(known) if known.same_inode(&found.fingerprint) => Origin::Here,
+        None if record.queued.is_some() => Origin::InHand,
+        _ => Origin::Others,
+    }
 }
 
 /// A name with its letters in the other case; the same if it has none, or others than those of ASCII.
