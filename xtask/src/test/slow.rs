@@ -7,7 +7,6 @@ use super::program::Program;
 /// Those that take more than about 25 seconds beside another one on a machine with two processors.
 const SLOW: &[&str] = &[
     "crates/coop/tests/deaths.rs",
-    "crates/core/tests/memory.rs",
     "crates/forebay/tests/auto_migrate.rs",
     "crates/forebay/tests/cluster.rs",
     "crates/forebay/tests/cluster_admission.rs",
@@ -40,10 +39,6 @@ const SLOW: &[&str] = &[
     "crates/node/tests/misbehaving_store.rs",
     "crates/node/tests/open_races.rs",
     "crates/node/tests/past_the_tier_faults.rs",
-    "sim/tests/choice.rs",
-    "sim/tests/hints.rs",
-    "sim/tests/stream_titles.rs",
-    "sim/tests/streams.rs",
     "tests/tests/mount_clean.rs",
     "tests/tests/mount_crash.rs",
     "tests/tests/mount_posix.rs",
