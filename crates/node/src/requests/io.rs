@@ -11,17 +11,15 @@ use crate::cluster::Cluster;
 use crate::config::{Durability, WritebackPolicy};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::failpoints::fail_at;
 use crate::handles::OpenMode;
 use crate::metrics::Source;
 use crate::node::Node;
 use crate::patterns::Accessor;
 use crate::residency::Residency;
 use crate::residency::charge::STEP;
-use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
-use crate::residency::room::write_all;
 use crate::stream::OpenStream;
 
 /// What the kernel reads for its cache begins and ends at a multiple of it, wherever pages are larger.
@@ -311,36 +309,7 @@ impl Node {
             self.writeback.check_rest_below(file, &location, place)?;
         }
         self.given_up.check(context)?;
-        self.write_placed(file, place, offset, data)
-    }
-
-    /// Writes into an object whose extents are all there, if its tier has the room.
-    fn write_placed(
-        &self,
-        file: &File,
-        place: &TierObject,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<Option<usize>> {
-        let end = offset + data.len() as u64;
-        if !self.residency.pay(place, offset, end) {
-            return Ok(None);
-        }
-        self.residency.mark_dirty(file, place)?;
-        // Before the bytes, should the daemon die among them, and after them: a flush that copies
-        // at the same time may have missed them.
-        let mark = || -> Result<()> {
-            file.count_write_from(offset);
-            match &place.presence {
-                Some(presence) => Ok(presence.write().mark_dirty(offset..end)?),
-                None => Ok(()),
-            }
-        };
-        mark()?;
-        fail_at!("node.write.marked");
-        let written = write_all(&*place.object, data, offset);
-        mark()?;
-        written
+        self.residency.write_placed(file, place, offset, data)
     }
 
     /// Makes what was written durable, as far as the mount's durability level says.

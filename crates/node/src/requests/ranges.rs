@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use forebay_store::{AllocateMode, ErrorClass, Presence};
+use forebay_store::Presence;
 use parking_lot::RwLockWriteGuard;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::residency::Residency;
-use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::spill::is_no_room;
 use crate::writeback::in_place::Cut;
@@ -195,18 +195,8 @@ impl Node {
                 Ok(())
             };
         };
-        self.residency.mark_dirty(file, place)?;
-        self.residency.note_cut(place, offset)?;
-        if end > len && !keep {
-            place.object.set_len(end)?;
-        }
-        if offset < to {
-            if let Some(presence) = &place.presence {
-                presence.write().mark_dirty(offset..to)?;
-            }
-            place.object.punch(offset, to - offset)?;
-        }
-        Ok(())
+        let longer = (end > len && !keep).then_some(end);
+        self.residency.punch(file, place, offset..to, longer)
     }
 
     /// Allocates on the tier; where that has no room, only makes the file longer, if the backing store has
@@ -219,7 +209,7 @@ impl Node {
         range: Range<u64>,
         keep: bool,
     ) -> Result<RwLockWriteGuard<'a, DataLocation>> {
-        if self.allocate_on_tier(file, &location, range.clone(), keep)? {
+        if self.residency.allocate_on_tier(file, &location, range.clone(), keep)? {
             return Ok(location);
         }
         if self.is_backing_room_needed(file, &location, &range)? {
@@ -241,38 +231,9 @@ impl Node {
         }
         if !keep && range.end > self.length_in(file, &location)? {
             file.count_write();
-            self.resize(file, &mut location, range.end)?;
+            self.residency.resize(file, &mut location, range.end)?;
         }
         Ok(location)
-    }
-
-    /// Whether the tier has given a range its room.
-    fn allocate_on_tier(
-        &self,
-        file: &FileRef,
-        location: &DataLocation,
-        Range { start: offset, end }: Range<u64>,
-        keep: bool,
-    ) -> Result<bool> {
-        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
-        let Some(place) = whole else { return Ok(false) };
-        let wanted = unpaid(place, offset..end);
-        if wanted == 0 || !self.residency.take_room(place.tier, wanted) {
-            return Ok(false);
-        }
-        place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
-        file.count_write();
-        self.residency.mark_dirty(file, place)?;
-        let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        match place.object.allocate(offset, end - offset, mode) {
-            Ok(()) => Ok(true),
-            Err(error)
-                if matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Unsupported) =>
-            {
-                Ok(false)
-            }
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Whether the backing store must have room for a range that the tier has not given any. What lies
@@ -284,7 +245,7 @@ impl Node {
         range: &Range<u64>,
     ) -> Result<bool> {
         let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
-        let is_paid = whole.is_some_and(|place| unpaid(place, range.clone()) == 0);
+        let is_paid = whole.is_some_and(|place| place.charge.unpaid(range.clone()) == 0);
         Ok(!is_paid && range.end > range.start.max(self.length_in(file, location)?))
     }
 
@@ -401,11 +362,6 @@ impl Node {
         self.given_up.check(context)?;
         self.write(context, to.fh, to.offset, &piece[..read])
     }
-}
-
-/// How much of a range the tier's object is not charged for yet.
-fn unpaid(place: &TierObject, Range { start, end }: Range<u64>) -> u64 {
-    end.saturating_sub(start.max(place.charge.paid_end.load(Ordering::Acquire)))
 }
 
 /// As [`seek_in`], up to the end of a range, in a file that has only some extents. Those that are absent

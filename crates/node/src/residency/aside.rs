@@ -180,13 +180,7 @@ impl Residency {
         if !self.troubles.is_lost(file.ino) {
             return Ok(());
         }
-        self.let_go_of_spill(file.ino)?;
-        self.meta.update(file.ino, Some(clock::wall_time()), |record| {
-            (record.spilled, record.attr.size) = (false, 0);
-            record.mark_dirty();
-            Queue::Yes
-        })?;
-        self.drop_spill_soon(file.ino);
+        self.let_go_of_emptied_spill(file.ino, Some(clock::wall_time()))?;
         self.troubles.forget_lost(file.ino);
         tracing::warn!(ino = %file.ino, "a lost file is written anew");
         Ok(())

@@ -1,4 +1,28 @@
-//! Where a file's bytes are: an object on a tier, and the base that fills its gaps.
+//! Where a file's bytes are: an object on a tier, and the underlay that fills its gaps.
+//!
+//! A file is in one of these states. It leaves it only by the transitions named, all of which are in this
+//! room and have the location for themselves, or hold `Charge::growing` where they only mark.
+//!
+//! | State | Object, its header | Underlay | Goes to |
+//! |---|---|---|---|
+//! | below | none | the version below, or zeros | partial: `begin_partial`; whole: `ensure_place` of a file without bytes; spilled: `ensure_spill` |
+//! | partial, clean | map, clean | the version below | whole: `finish_if_whole`; partial, dirty: `mark_dirty`; below: `evict` |
+//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`; partial: `evict_tail`; below: `evict` |
+//! | partial, dirty | map, dirty | the version that its header names | whole, dirty: `finish_if_whole`; partial, clean: `mark_clean`; spilled: `evacuate` |
+//! | whole, dirty | no map, dirty | none | whole, clean: `mark_clean`; spilled: `evacuate`; empty: `change_length` |
+//! | spilled | none, or what was yielded to a spill file | a spill file over the version below | below: write-back publishes the spill file, `let_go_of_spill`; empty: `change_length` |
+//! | lost | none, and the record says dirty | none that counts | whole: `replace_lost`, by a change of the length to 0 |
+//!
+//! An object in any state but "spilled" moves between tiers (`move_object`) and keeps its state.
+//!
+//! Invariants:
+//! - An object whose header says clean has, in each extent that is there, the bytes of the version below.
+//!   The random tests compare them after each step.
+//! - A byte changes only after the header says dirty, and the map too, if there is one (`changes.rs`).
+//! - The record never says that a file is longer than what is there, and follows the object when the last
+//!   writer closes (`settle`): until then the header alone knows of the changes.
+//! - A file that others have taken away below stays as it is for those who have it open (`File::gone`), and
+//!   nothing makes it dirty any more.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -196,6 +220,11 @@ impl Charge {
     /// Bytes charged.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How much of a range is not charged yet.
+    pub(crate) fn unpaid(&self, Range { start, end }: Range<u64>) -> u64 {
+        end.saturating_sub(start.max(self.paid_end.load(Ordering::Acquire)))
     }
 }
 

@@ -29,6 +29,7 @@ use crate::trace::EventLog;
 
 pub(crate) mod access;
 pub(crate) mod aside;
+mod changes;
 pub(crate) mod charge;
 pub(crate) mod data;
 pub(crate) mod data_location;
