@@ -4,14 +4,32 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_core::cluster::redundancy::Redundancy;
-
-use crate::stream::StreamsConfig;
+use forebay_core::streams::profile::DeviceProfile;
+use forebay_streams::device::Model;
 
 /// Under which name the namespace knows the path of its backing store.
 pub(crate) const BACKING_SETTING: &str = "backing";
 
 /// Under which name the namespace of a cluster knows the mark of its backing store.
 pub(crate) const STORE_SETTING: &str = "store";
+
+/// How files are streamed.
+#[derive(Debug, Clone)]
+pub struct StreamsConfig {
+    /// The device below the backing store, by which streams are admitted.
+    pub profile: DeviceProfile,
+    /// Bytes of memory for what is read ahead.
+    pub memory: u64,
+    /// Bytes of the tiers for beginnings of popular files; 0 for none.
+    pub beginnings: u64,
+    /// Bytes of the tiers for popular files as a whole; 0 for none.
+    pub titles: u64,
+    /// Streams that nobody reads for so long give their places back; [`forebay_streams::IDLE`] unless
+    /// there is a reason.
+    pub idle: Duration,
+    /// Take as long for each read as this device would; for tests and demonstrations.
+    pub emulate: Option<Model>,
+}
 
 /// One tier: a local directory and how much of it Forebay may use.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// How a request waits that was begun on a thread with others to serve, such as one that reads
 /// requests. What makes it wait does not know how: it says so ([`Context::wait`]) and goes on.
@@ -100,18 +99,14 @@ impl GivenUp {
         }
         Ok(())
     }
-}
 
-impl Node {
-    /// The program that made a request is about to be told that it failed, while a thread is still
-    /// at it: what the thread has not done yet it must not do any more, for the program may make
-    /// the same call again, and others after it.
-    pub fn give_up_request(&self, request: u64) {
-        self.given_up.0.lock().insert(request);
+    /// A request is given up: see [`Node::give_up_request`](crate::Node::give_up_request).
+    pub(crate) fn give_up(&self, request: u64) {
+        self.0.lock().insert(request);
     }
 
-    /// The thread is done.
-    pub fn forget_request(&self, request: u64) {
-        self.given_up.0.lock().remove(&request);
+    /// Its thread is done.
+    pub(crate) fn forget(&self, request: u64) {
+        self.0.lock().remove(&request);
     }
 }

@@ -6,11 +6,7 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use forebay_types::Ino;
 use prost::Message;
-
-use crate::hand_over_state::HandOverState;
-use crate::node::Node;
 
 /// After such an end nothing is written back by itself for this long: should much of it end daemons,
 /// there are never so many ends within a minute that the supervisor gives the mount up.
@@ -78,10 +74,9 @@ pub(crate) enum Step {
 }
 
 impl Defects {
-    /// None, or those that another daemon hands over.
-    pub(crate) fn known_from(handed_over: Option<&HandOverState>) -> Self {
-        let known = handed_over.into_iter().flat_map(|left| left.defects.iter().copied());
-        Defects { known: known.collect(), started: Instant::now() }
+    /// Those that another daemon hands over.
+    pub(crate) fn known_from(known: &[BackgroundWork]) -> Self {
+        Defects { known: known.iter().copied().collect(), started: Instant::now() }
     }
 
     /// For another daemon.
@@ -139,7 +134,7 @@ impl Drop for InHand {
 
 impl BackgroundKind {
     /// What is not done if it is set aside.
-    fn told(self) -> &'static str {
+    pub(crate) fn told(self) -> &'static str {
         match self {
             BackgroundKind::Unknown => "work in the background",
             BackgroundKind::WriteBack => "writing it back",
@@ -148,33 +143,6 @@ impl BackgroundKind {
             BackgroundKind::Listing => "listing it ahead",
             BackgroundKind::Upkeep => "a step of the regular upkeep",
             BackgroundKind::Metrics => "metrics",
-        }
-    }
-}
-
-impl Node {
-    /// What is not tried again, as it has ended a daemon.
-    pub fn set_aside_work(&self) -> Vec<SetAsideWork> {
-        let told = self.defects.known().map(|work| {
-            let about_inode =
-                !matches!(work.kind(), BackgroundKind::Upkeep | BackgroundKind::Metrics);
-            let path = about_inode.then(|| self.meta.path(Ino(work.number)).ok().flatten());
-            SetAsideWork { path: path.flatten().unwrap_or_default(), what: work.kind().told() }
-        });
-        told.collect()
-    }
-
-    /// Names in the log what an earlier daemon died at.
-    pub(crate) fn tell_set_aside_work(&self) {
-        for work in self.defects.known() {
-            let path = self.meta.path(Ino(work.number)).ok().flatten().unwrap_or_default();
-            tracing::error!(
-                path = %String::from_utf8_lossy(&path), number = work.number,
-                "a daemon ended by a defect of Forebay at {}: that is not tried again before the next \
-                 mount or `forebay upgrade`. What is not written back stays on its tier and can be \
-                 read and copied; please report the defect with this log",
-                work.kind().told()
-            );
         }
     }
 }

@@ -48,8 +48,8 @@ pub use cluster::{
     cluster_terms, look_at_cluster, set_cluster_terms,
 };
 pub use config::{
-    ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, TierConfig,
-    WritebackPolicy,
+    ClusterConfig, Coherence, Durability, NodeConfig, Passthrough, PeerConfig, StreamsConfig,
+    TierConfig, WritebackPolicy,
 };
 pub use context::{AtOnce, Context, Waiter};
 pub use defects::{BackgroundKind, BackgroundWork, SetAsideWork, background_work_in_hand};
@@ -87,7 +87,7 @@ pub use report::{BusyFile, DirtyFile, LongWork, TierReport};
 pub use requests::hints::{HintPart, HintReport, Hinted, MAX_JOBS, MAX_REFERENCES};
 pub use requests::ranges::FilePosition;
 pub use stat::Stat;
-pub use stream::{CarriedStream, RefusedStream, StreamsConfig, StreamsReport};
+pub use stream::{CarriedStream, RefusedStream, StreamsReport};
 pub use trace::{Opening, Recorded};
 pub use writeback::import::Looked;
 pub use writeback::reconcile::{Conflict, Refused as RefusedByStore, Remaining, Synced};

@@ -168,4 +168,16 @@ impl Node {
             _ => &self.slow,
         }
     }
+
+    /// The program that made a request is about to be told that it failed, while a thread is still
+    /// at it: what the thread has not done yet it must not do any more, for the program may make
+    /// the same call again, and others after it.
+    pub fn give_up_request(&self, request: u64) {
+        self.given_up.give_up(request);
+    }
+
+    /// The thread is done.
+    pub fn forget_request(&self, request: u64) {
+        self.given_up.forget(request);
+    }
 }

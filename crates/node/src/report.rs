@@ -8,10 +8,13 @@ use forebay_meta::{Record, Seq};
 use forebay_types::Ino;
 
 use crate::clock;
-use crate::defects::BackgroundKind;
+use crate::defects::{BackgroundKind, SetAsideWork};
+use crate::error::Result;
 use crate::metrics::{Metrics, Queue};
 use crate::node::Node;
 use crate::pool::Urgency;
+use crate::residency::LOOKED_AT;
+use crate::trace::Recorded;
 
 /// One tier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -75,9 +78,6 @@ pub struct LongWork {
     pub since: Duration,
 }
 
-/// Files looked at for those that are dirty longest; more are only counted.
-pub(crate) const LOOKED_AT: usize = 2000;
-
 /// Seconds since the last change of what is in the backlog. What is not there yet is being written
 /// right now.
 fn age_s(record: &Record) -> u64 {
@@ -86,6 +86,33 @@ fn age_s(record: &Record) -> u64 {
 }
 
 impl Node {
+    /// What is not tried again, as it has ended a daemon.
+    pub fn set_aside_work(&self) -> Vec<SetAsideWork> {
+        let told = self.defects.known().map(|work| {
+            let about_inode =
+                !matches!(work.kind(), BackgroundKind::Upkeep | BackgroundKind::Metrics);
+            let path = about_inode.then(|| self.meta.path(Ino(work.number)).ok().flatten());
+            SetAsideWork { path: path.flatten().unwrap_or_default(), what: work.kind().told() }
+        });
+        told.collect()
+    }
+
+    /// Begins to record opens.
+    ///
+    /// # Errors
+    /// `EBUSY` while somebody else records.
+    pub fn start_trace(&self) -> Result<()> {
+        self.tracer.start()
+    }
+
+    /// What was recorded since the last call, at most `most` opens; with `stop` the recording ends.
+    ///
+    /// # Errors
+    /// `ENOENT` if none is under way.
+    pub fn take_trace(&self, most: usize, stop: bool) -> Result<Recorded> {
+        self.tracer.take(most, stop, |ino| self.path_of(ino))
+    }
+
     /// Calls of the metadata engine so far.
     pub fn engine_calls(&self) -> u64 {
         let calls = self.meta.round_trips();

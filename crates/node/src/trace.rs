@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::error::{NodeError, Result};
-use crate::node::Node;
 
 /// Opens that wait to be taken; more are only counted.
 const WAITING: usize = 1 << 16;
@@ -77,21 +76,19 @@ impl Tracer {
             found.opens.push_back((found.began.elapsed(), ino.0, size, write));
         }
     }
-}
 
-impl Node {
     /// Begins to record opens.
     ///
     /// # Errors
     /// `EBUSY` while somebody else records.
-    pub fn start_trace(&self) -> Result<()> {
-        let mut recording = self.tracer.recording.lock();
+    pub(crate) fn start(&self) -> Result<()> {
+        let mut recording = self.recording.lock();
         if recording.as_ref().is_some_and(|found| found.asked.elapsed() <= SILENT) {
             return Err(NodeError::Posix(Errno::BUSY));
         }
         let now = Instant::now();
         *recording = Some(Recording { began: now, asked: now, opens: VecDeque::new(), lost: 0 });
-        self.tracer.on.store(true, Ordering::Relaxed);
+        self.on.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -99,8 +96,13 @@ impl Node {
     ///
     /// # Errors
     /// `ENOENT` if none is under way.
-    pub fn take_trace(&self, most: usize, stop: bool) -> Result<Recorded> {
-        let mut recording = self.tracer.recording.lock();
+    pub(crate) fn take(
+        &self,
+        most: usize,
+        stop: bool,
+        path_of: impl Fn(Ino) -> Vec<u8>,
+    ) -> Result<Recorded> {
+        let mut recording = self.recording.lock();
         let found = recording.as_mut().ok_or(NodeError::Posix(Errno::NOENT))?;
         found.asked = Instant::now();
         let lost = std::mem::take(&mut found.lost);
@@ -108,11 +110,11 @@ impl Node {
         let opens: Vec<_> = found.opens.drain(..count).collect();
         if stop && found.opens.is_empty() {
             *recording = None;
-            self.tracer.on.store(false, Ordering::Relaxed);
+            self.on.store(false, Ordering::Relaxed);
         }
         drop(recording);
         let opening =
-            |(at, ino, size, write)| Opening { at, ino, size, write, path: self.path_of(Ino(ino)) };
+            |(at, ino, size, write)| Opening { at, ino, size, write, path: path_of(Ino(ino)) };
         Ok(Recorded { opens: opens.into_iter().map(opening).collect(), lost })
     }
 }

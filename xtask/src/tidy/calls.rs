@@ -1,7 +1,8 @@
 //! The direction of calls between the rooms of `forebay-node`: a room calls methods of the node that
 //! lie in its own room or in one below it.
 //!
-//! The same holds for what a room names: types, functions, constants.
+//! The same holds for what a room names: types, functions, constants. The files beside the rooms stand
+//! beneath all of them or above all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +18,7 @@ const ROOMS: &[&str] = &[
     "cluster",
     "stream",
     "namespace",
+    "patterns",
     "requests",
     "serving",
     "lifecycle",
@@ -25,12 +27,53 @@ const ROOMS: &[&str] = &[
 /// Rooms that have an owner of their own, and do not know the node.
 const OWNED: &[&str] = &["residency", "writeback", "cluster"];
 
-/// What a file of a lower room may name of higher ones: a file in use has a part for each owner, into
-/// which nobody else looks.
-const PARTS: (&str, &[&str]) = (
-    "crates/node/src/residency/files.rs",
-    &["writeback::file::FileInWriteback", "cluster::FileInCluster", "namespace::set_ids::SetIds"],
-);
+/// Files beside the rooms on which all of them stand, and which name none of them.
+const BENEATH: &[&str] = &[
+    "after_refusal",
+    "busiest",
+    "clock",
+    "config",
+    "context",
+    "defects",
+    "error",
+    "failpoints",
+    "hand_over_state",
+    "handles",
+    "kernel",
+    "lockstep",
+    "metrics",
+    "pool",
+    "stat",
+    "trace",
+    "waits",
+];
+
+/// Files beside the rooms that know all of them, and that no room with an owner names.
+const ABOVE: &[&str] = &["lib", "node", "report", "seams"];
+
+/// What a file may name of rooms above it: a file in use, an open file and what one daemon hands to the
+/// next have a part for each room, into which nobody else looks.
+const PARTS: &[(&str, &[&str])] = &[
+    (
+        "residency/files.rs",
+        &[
+            "writeback::file::FileInWriteback",
+            "cluster::FileInCluster",
+            "namespace::set_ids::SetIds",
+        ],
+    ),
+    (
+        "handles.rs",
+        &[
+            "residency::files::FileRef",
+            "residency::shares::",
+            "cluster::Seen",
+            "stream::OpenStream",
+            "patterns::Tally",
+        ],
+    ),
+    ("hand_over_state.rs", &["residency::inode_alias::Opens", "stream::CarriedStream"]),
+];
 
 fn level(room: &str) -> Option<usize> {
     ROOMS.iter().position(|name| *name == room)
@@ -43,11 +86,16 @@ fn files(repository: &Repository) -> Vec<(&'static str, &str, String)> {
         .filter_map(|(path, text)| {
             let (room, _) = path.strip_prefix(SOURCES)?.split_once('/')?;
             let room = ROOMS.iter().find(|name| **name == room)?;
-            let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
-            let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
-            Some((*room, path, lines.collect::<Vec<_>>().join("\n")))
+            Some((*room, path, code_of(text)))
         })
         .collect()
+}
+
+/// A text without its comments and tests.
+fn code_of(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The methods of the node in a file.
@@ -110,10 +158,13 @@ fn named_above<'a>(room: &str, path: &str, code: &'a str) -> Vec<&'a str> {
         let end = rest.find(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
         &rest[..end.unwrap_or(rest.len())]
     });
+    let file = path.strip_prefix(SOURCES).unwrap_or(path);
+    let parts = PARTS.iter().find(|(of, _)| *of == file).map_or(&[][..], |(_, parts)| parts);
     let is_above = |named: &&str| {
         let of = named.split("::").next().unwrap_or(named);
-        let is_part = path == PARTS.0 && PARTS.1.contains(named);
-        level(of) > level(room) && !is_part
+        // The node itself is known to the rooms that share it: `direction` looks at the others.
+        let beside = ABOVE.contains(&of) && of != "node";
+        (level(of) > level(room) || beside) && !parts.contains(named)
     };
     paths.filter(is_above).collect()
 }
@@ -130,7 +181,7 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (room, path, code) in &files {
         for named in named_above(room, path, code) {
-            let message = format!("{named} lies in a room above {room}");
+            let message = format!("{named} lies above {room}");
             findings.push(Finding::of(*path, message));
         }
         if OWNED.contains(room) {
@@ -141,16 +192,56 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
             }
             continue;
         }
-        for name in called(code) {
-            // One name in two rooms, or in this file, too: that of another type, most likely.
-            if code.contains(&format!("fn {name}(")) {
-                continue;
+        findings.extend(calls_above(&homes, room, path, code));
+    }
+    findings.extend(beside(repository));
+    findings
+}
+
+/// The files beside the rooms stand where they are said to.
+fn beside(repository: &Repository) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in repository.ending(&[".rs"]).filter(|(path, _)| !path.contains("test")) {
+        let Some(name) = path.strip_prefix(SOURCES).and_then(|rest| rest.strip_suffix(".rs"))
+        else {
+            continue;
+        };
+        match name {
+            _ if name.contains('/') || ABOVE.contains(&name) => {}
+            _ if !BENEATH.contains(&name) => {
+                let message = "say in xtask/src/tidy/calls.rs where this file stands";
+                findings.push(Finding::of(path, message));
             }
-            let Some(home) = homes.get(&name).filter(|homes| homes.len() == 1) else { continue };
-            if let Some(home) = home.first().filter(|home| level(home) > level(room)) {
-                let message = format!("{name} is called, which lies in a room above: {home}");
-                findings.push(Finding::of(*path, message));
+            _ => {
+                let code = code_of(text);
+                let above = named_above("", path, &code).into_iter();
+                let node = code.contains("crate::node").then_some("node");
+                findings.extend(above.chain(node).map(|named| {
+                    Finding::of(path, format!("{named} lies above all that is beneath the rooms"))
+                }));
             }
+        }
+    }
+    findings
+}
+
+/// Calls of methods of the node that lie in rooms above.
+fn calls_above(
+    homes: &BTreeMap<String, BTreeSet<&str>>,
+    room: &str,
+    path: &str,
+    code: &str,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for name in called(code) {
+        // One name in two rooms, or in this file, too: that of another type, most likely.
+        if code.contains(&format!("fn {name}(")) {
+            continue;
+        }
+        let Some(home) = homes.get(&name).filter(|homes| homes.len() == 1) else { continue };
+        if let Some(home) = home.first().filter(|home| level(home) > level(room)) {
+            let message = format!("{name} is called, which lies in a room above: {home}");
+            findings.push(Finding::of(path, message));
         }
     }
     findings
@@ -184,7 +275,20 @@ mod tests {
         assert!(found[0].message.contains("requests::open::Use"));
         assert!(of("crates/node/src/serving/a.rs", uses).is_empty());
         let part = "use crate::cluster::FileInCluster;\n";
-        assert!(of(PARTS.0, part).is_empty());
+        assert!(of("crates/node/src/residency/files.rs", part).is_empty());
         assert_eq!(of("crates/node/src/residency/a.rs", part).len(), 1);
+    }
+
+    #[test]
+    fn file_beside_the_rooms_when_it_stands_nowhere_or_names_a_room_then_found() {
+        let of = |path: &str, code: &str| direction(&Repository::of(&[(path, code)])).len();
+        let names = "use crate::stream::OpenStream;\n";
+        assert_eq!(of("crates/node/src/clock.rs", names), 1);
+        assert_eq!(of("crates/node/src/clock.rs", "use crate::node::Node;\n"), 1);
+        assert_eq!(of("crates/node/src/clock.rs", "use crate::error::Result;\n"), 0);
+        assert_eq!(of("crates/node/src/handles.rs", names), 0);
+        assert_eq!(of("crates/node/src/report.rs", names), 0);
+        assert_eq!(of("crates/node/src/new.rs", ""), 1);
+        assert_eq!(of("crates/node/src/residency/a.rs", "use crate::report::LOOKED_AT;\n"), 1);
     }
 }

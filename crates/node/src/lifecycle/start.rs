@@ -162,6 +162,21 @@ impl Node {
         }
     }
 
+    /// Names in the log what an earlier daemon died at.
+    fn tell_set_aside_work(&self) {
+        for work in self.defects.known() {
+            let path =
+                self.meta.path(forebay_types::Ino(work.number)).ok().flatten().unwrap_or_default();
+            tracing::error!(
+                path = %String::from_utf8_lossy(&path), number = work.number,
+                "a daemon ended by a defect of Forebay at {}: that is not tried again before the next \
+                 mount or `forebay upgrade`. What is not written back stays on its tier and can be \
+                 read and copied; please report the defect with this log",
+                work.kind().told()
+            );
+        }
+    }
+
     /// Takes up what an earlier node left, and serves.
     fn begin(self: &Arc<Self>, handed_over: Option<&HandOverState>) -> Result<()> {
         self.note_members(members::StoreHas::NotKnown)?;
@@ -235,7 +250,7 @@ impl Node {
         let streams = streams.transpose()?;
         let slow = Arc::new(Pool::new(config.slow_threads, 4096));
         let reconciler = Reconciler::load(&state_dir);
-        let defects = Arc::new(Defects::known_from(handed_over));
+        let defects = Arc::new(Defects::known_from(handed_over.map_or(&[], |left| &left.defects)));
         let (config, meta) = (Arc::new(config), Arc::new(meta));
         Ok(Arc::new_cyclic(|this: &Weak<Node>| {
             let below = |cluster: Option<&Weak<Cluster>>| {

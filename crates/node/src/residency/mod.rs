@@ -53,6 +53,9 @@ pub(crate) mod steward;
 pub(crate) mod synced;
 pub(crate) mod unwritten;
 
+/// Files looked at for those that are dirty longest; more are only counted.
+pub(crate) const LOOKED_AT: usize = 2000;
+
 /// One tier in use.
 pub struct TierSlot {
     /// The tier.
@@ -186,8 +189,7 @@ impl Residency {
         if !self.spills_noted.load(Ordering::Acquire) {
             return (0, 0);
         }
-        let backlog =
-            self.meta.backlog(Seq(0), crate::report::LOOKED_AT).unwrap_or_default().into_iter();
+        let backlog = self.meta.backlog(Seq(0), LOOKED_AT).unwrap_or_default().into_iter();
         let records = backlog.filter_map(|(_, ino)| self.meta.get(ino).ok());
         let spilled = records.filter(|record| {
             record.spilled && !record.links.is_empty() && !self.is_unsettled(record.ino)

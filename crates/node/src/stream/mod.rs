@@ -26,11 +26,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_core::streams::admission::Assurance;
-use forebay_core::streams::profile::DeviceProfile;
-use forebay_streams::device::{self, Device, Emulated, Model};
+use forebay_streams::device::{self, Device, Emulated};
 use forebay_streams::{Rejected, Service, ServiceConfig, Status};
 use parking_lot::Mutex;
 
+use crate::config::StreamsConfig;
 use crate::error::{NodeError, Result};
 use crate::pool::Pool;
 
@@ -47,24 +47,6 @@ const MAX: usize = 256;
 const QUEUED: usize = 4096;
 /// Refusals that are remembered.
 const TOLD: usize = 32;
-
-/// How files are streamed.
-#[derive(Debug, Clone)]
-pub struct StreamsConfig {
-    /// The device below the backing store, by which streams are admitted.
-    pub profile: DeviceProfile,
-    /// Bytes of memory for what is read ahead.
-    pub memory: u64,
-    /// Bytes of the tiers for beginnings of popular files; 0 for none.
-    pub beginnings: u64,
-    /// Bytes of the tiers for popular files as a whole; 0 for none.
-    pub titles: u64,
-    /// Streams that nobody reads for so long give their places back; [`forebay_streams::IDLE`] unless
-    /// there is a reason.
-    pub idle: Duration,
-    /// Take as long for each read as this device would; for tests and demonstrations.
-    pub emulate: Option<Model>,
-}
 
 /// A stream that was not admitted.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -95,7 +95,7 @@ fn node_on(
             config: config.clone(),
             meta: Arc::new(meta),
             backing,
-            defects: Arc::new(crate::defects::Defects::known_from(None)),
+            defects: Arc::new(crate::defects::Defects::known_from(&[])),
             state_dir: PathBuf::new(),
             peers: Box::new(crate::residency::seams::NoPeers),
             above: Box::new(crate::seams::Upper(this.clone())),
