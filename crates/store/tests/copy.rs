@@ -221,8 +221,10 @@ fn speculation_on_a_busy_device_takes_a_small_share_of_its_time() {
     let gate = Gate::new(Duration::from_millis(5));
     let nap = Duration::from_millis(2);
     let demand = gate.enter(Priority::Demand);
-    let (began, mut spent, mut done) = (Instant::now(), Duration::ZERO, 0);
-    while began.elapsed() < Duration::from_millis(500) {
+    let (began, mut spent, mut first, mut done) = (Instant::now(), Duration::ZERO, nap, 0);
+    // As long as it takes on a busy machine, within reason.
+    let limit = |done| Duration::from_millis(if done < 2 { 20_000 } else { 500 });
+    while began.elapsed() < limit(done) {
         let work = || {
             let began = Instant::now();
             std::thread::sleep(nap);
@@ -231,11 +233,12 @@ fn speculation_on_a_busy_device_takes_a_small_share_of_its_time() {
         if let Some(took) = gate.speculate(work) {
             spent += took;
             done += 1;
+            first = if done == 1 { took } else { first };
         }
     }
     assert!(done >= 2, "it is not starved: {done}");
     // The first is on credit.
-    assert!(spent < began.elapsed() / 16 + nap, "{spent:?} in {:?}", began.elapsed());
+    assert!(spent < began.elapsed() / 16 + first, "{spent:?} in {:?}", began.elapsed());
     drop(demand);
     std::thread::sleep(Duration::from_millis(25));
     for _ in 0..20 {
