@@ -1,7 +1,7 @@
 //! Handles on directories of the backing store, and telling our own changes of a directory from
 //! those of others.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -29,6 +29,9 @@ pub(crate) const LIMBO: Ino = Ino(2);
 
 /// Deeper trees are refused: a chain of parents this long is damage.
 pub(super) const MAX_PARENTS: usize = 2000;
+/// Directories that are sought for the sake of one another, each with a part of the stack: as a search goes
+/// from the top down, more than a few only have names that were claimed in circles.
+const MAX_SOUGHT: usize = 50;
 
 const MAX_HANDLES: usize = 1024;
 
@@ -92,13 +95,52 @@ enum Sought {
     NoParent,
 }
 
+/// A search for a directory of the backing store.
+#[derive(Default)]
+struct Search {
+    /// The directories for the sake of which another is sought.
+    sought: Vec<Ino>,
+    /// Those that are not there.
+    absent: HashSet<Ino>,
+}
+
 impl Writeback {
     /// A handle on a directory as it stands now in the backing store.
     pub(crate) fn backing_dir(&self, dir: Ino) -> Result<Dir> {
-        self.resolve(dir, MAX_PARENTS)
+        self.seek(dir, &mut Search::default())
     }
 
-    fn resolve(&self, dir: Ino, depth: usize) -> Result<Dir> {
+    /// Finds those above from the top down, so that the search for each goes no deeper than to the one
+    /// above it, however deep the tree is.
+    fn seek(&self, dir: Ino, search: &mut Search) -> Result<Dir> {
+        for above in self.way_up(dir)?.into_iter().rev() {
+            match self.resolve(above, search) {
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {
+                    search.absent.insert(above);
+                }
+                found => drop(found?),
+            }
+        }
+        self.resolve(dir, search)
+    }
+
+    /// The directories above one, by their newest names, up to where a handle is at hand.
+    fn way_up(&self, dir: Ino) -> Result<Vec<Ino>> {
+        let (mut way, mut seen) = (Vec::new(), HashSet::from([dir]));
+        let mut next = dir;
+        while !matches!(next, Ino::ROOT | LIMBO) && !self.has_handle(next) {
+            let Some(record) = self.record_if_any(next)? else { break };
+            let Some(link) = record.backing.links.newest_first().next() else { break };
+            next = link.parent;
+            if seen.len() > MAX_PARENTS || !seen.insert(next) {
+                break;
+            }
+            way.push(next);
+        }
+        Ok(way)
+    }
+
+    fn resolve(&self, dir: Ino, search: &mut Search) -> Result<Dir> {
         if dir == Ino::ROOT {
             return Ok(self.backing.root());
         }
@@ -109,9 +151,20 @@ impl Writeback {
         if let Some(handle) = self.imports.handles.get(dir) {
             return Ok(handle);
         }
-        if depth == 0 {
+        if search.absent.contains(&dir) || search.sought.contains(&dir) {
+            // Names that lead in a circle were only claimed: it stands where another one says.
+            return Err(Errno::NOENT.into());
+        }
+        if search.sought.len() >= MAX_SOUGHT {
             return Err(Errno::LOOP.into());
         }
+        search.sought.push(dir);
+        let found = self.resolve_by_names(dir, search);
+        search.sought.pop();
+        found
+    }
+
+    fn resolve_by_names(&self, dir: Ino, search: &mut Search) -> Result<Dir> {
         let mut absent = 0;
         for _ in 0..MAX_LOOKS {
             let Some(record) = self.record_if_any(dir)? else { break };
@@ -119,7 +172,7 @@ impl Writeback {
                 // What stands under its name is another, or not made yet; its maker has a handle.
                 break;
             }
-            let sought = self.open_one_of(&record, depth)?;
+            let sought = self.open_one_of(&record, search)?;
             if let Sought::Found(handle) = &sought {
                 self.imports.handles.insert(dir, handle.clone());
             }
@@ -162,31 +215,27 @@ impl Writeback {
     /// Whether a directory can't be found because it, or one above it, is only claimed: a worker that has
     /// made it could not say so.
     pub(crate) fn is_way_in_doubt(&self, dir: Ino) -> Result<bool> {
-        self.is_in_doubt(dir, MAX_PARENTS)
-    }
-
-    fn is_in_doubt(&self, dir: Ino, depth: usize) -> Result<bool> {
-        if matches!(dir, Ino::ROOT | LIMBO) || depth == 0 || self.has_handle(dir) {
-            return Ok(false);
-        }
-        let Some(record) = self.record_if_any(dir)? else { return Ok(false) };
-        if is_only_claimed(&record) {
-            return Ok(true);
-        }
-        for link in &record.backing.links {
-            if self.is_in_doubt(link.parent, depth - 1)? {
+        let (mut seen, mut left) = (HashSet::new(), vec![dir]);
+        while let Some(dir) = left.pop() {
+            let is_known = matches!(dir, Ino::ROOT | LIMBO) || self.has_handle(dir);
+            if is_known || seen.len() >= MAX_PARENTS || !seen.insert(dir) {
+                continue;
+            }
+            let Some(record) = self.record_if_any(dir)? else { continue };
+            if is_only_claimed(&record) {
                 return Ok(true);
             }
+            left.extend(record.backing.links.iter().map(|link| link.parent));
         }
         Ok(false)
     }
 
     /// Opens a directory under one of the names that the backing store may have it under.
-    fn open_one_of(&self, record: &Record, depth: usize) -> Result<Sought> {
+    fn open_one_of(&self, record: &Record, search: &mut Search) -> Result<Sought> {
         let mut sought = Sought::NoParent;
         // Newest first: a name that was claimed for a rename may or may not be there yet.
         for link in record.backing.links.newest_first() {
-            let (parent, name) = match self.place_of(record, link, depth - 1) {
+            let (parent, name) = match self.place_of(record, link, search) {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => continue,
                 place => place?,
             };
@@ -196,7 +245,7 @@ impl Writeback {
                 && self.handle_is_dead(link.parent)
             {
                 // The directory above may still be there, and only the handle be of no use any more.
-                let (parent, name) = self.place_of(record, link, depth - 1)?;
+                let (parent, name) = self.place_of(record, link, search)?;
                 opened = self.backing.open_dir(&parent, OsStr::from_bytes(&name));
             }
             match opened {
@@ -230,11 +279,19 @@ impl Writeback {
 
     /// Where one backing link of `record` is: a handle and a name.
     pub(crate) fn place_of_link(&self, record: &Record, link: &Link) -> Result<(Dir, Vec<u8>)> {
-        self.place_of(record, link, MAX_PARENTS)
+        self.name_in(record, link, self.backing_dir(link.parent)?)
     }
 
-    fn place_of(&self, record: &Record, link: &Link, depth: usize) -> Result<(Dir, Vec<u8>)> {
-        let parent = self.resolve(link.parent, depth)?;
+    fn place_of(
+        &self,
+        record: &Record,
+        link: &Link,
+        search: &mut Search,
+    ) -> Result<(Dir, Vec<u8>)> {
+        self.name_in(record, link, self.resolve(link.parent, search)?)
+    }
+
+    fn name_in(&self, record: &Record, link: &Link, parent: Dir) -> Result<(Dir, Vec<u8>)> {
         if link.parent == LIMBO {
             let name = self.parked_name(&parent, record)?;
             return Ok((parent, name));
@@ -283,12 +340,12 @@ impl Writeback {
         let mut newest_first = record.backing.links.newest_first();
         let Some(first) = newest_first.next() else { return Err(Errno::NOENT.into()) };
         if record.backing.links.len() == 1 {
-            return self.place_of(record, first, MAX_PARENTS);
+            return self.place_of_link(record, first);
         }
         // Its user may have closed one of the directories to himself, and not the others.
         let mut denied = None;
         for link in record.backing.links.newest_first() {
-            let found = self.place_of(record, link, MAX_PARENTS).and_then(|(dir, name)| {
+            let found = self.place_of_link(record, link).and_then(|(dir, name)| {
                 let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;
                 Ok((dir, name, found))
             });

@@ -521,7 +521,8 @@ impl Writeback {
     /// that was known.
     pub(super) fn look_before_move(&self, work: &mut Work<'_>) -> Result<()> {
         let (record, backing) = (&work.record, &work.record.backing);
-        let at_rest = record.links == backing.links || backing.links.is_empty();
+        // In whatever order: a rename puts a name elsewhere among several.
+        let at_rest = record.links.same(&backing.links) || backing.links.is_empty();
         if at_rest || record.is_directory() || backing.fingerprint.is_none() {
             return Ok(());
         }

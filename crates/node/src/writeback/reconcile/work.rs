@@ -394,7 +394,10 @@ impl<'a> Batch<'a> {
     }
 
     fn keep(&mut self, owned: Owned<'a>, mut work: Work<'a>, placed: bool) {
-        work.facts.change_time_unknown = work.moved && !work.record.is_directory();
+        // Also if no name was changed after all: the next pass must find the version as this one left it.
+        let known = work.record.backing.fingerprint;
+        let given_up = known.is_some_and(|known| known.ctime == UNKNOWN);
+        work.facts.change_time_unknown = (work.moved || given_up) && !work.record.is_directory();
         for (owned, other) in work.others {
             self.keep(owned, other, false);
         }

@@ -574,15 +574,31 @@ fn number_used_again_by_a_file_of_others_when_found_then_not_taken_for_the_remov
 
 #[test]
 fn file_of_two_names_when_changed_here_and_by_others_then_one_conflict_for_each_name() {
+    both_change_a_file_of_two_names("one");
+}
+
+/// A rename puts the names of a file in another order here than in the backing store.
+#[test]
+fn renamed_file_of_two_names_when_changed_here_and_by_others_then_one_conflict_for_each_name() {
+    both_change_a_file_of_two_names("three");
+}
+
+/// A file is `dir/two`, and `dir/one`, which is given another name if it is to have one.
+fn both_change_a_file_of_two_names(one: &str) {
     let (bench, dir) = linked_pair(true);
+    if one != "one" {
+        bench.rename("dir/one", &format!("dir/{one}"), false);
+        bench.drained();
+    }
     std::thread::sleep(Duration::from_millis(20));
-    let ino = bench.find(dir, "one").expect("known").ino;
+    let ino = bench.find(dir, one).expect("known").ino;
     bench.fill(ino, b"ours");
-    fs::write(bench.root.join("dir/one"), b"of others").expect("written");
+    let one = format!("dir/{one}");
+    fs::write(bench.root.join(&one), b"of others").expect("written");
     bench.drained();
     listed_anew(&bench, dir);
     bench.drained();
-    for name in ["dir/one", "dir/two"] {
+    for name in [&*one, "dir/two"] {
         assert_eq!(bench.read(name), b"of others", "{name}");
         let known = looked_at(&bench, name);
         assert_ne!(known.ino, ino, "{name} is the others' file");

@@ -225,3 +225,26 @@ fn changes_that_a_server_was_asked_for_twice_when_drained_then_nothing_is_lost_o
         }
     }
 }
+
+/// A rename puts the names of a file in another order here than in the backing store.
+#[test]
+fn renamed_file_of_two_names_when_its_change_in_place_got_no_answer_then_written_again() {
+    let (bench, flaky) = losing();
+    let ino = bench.write("one", b"first");
+    let linked = bench.node.meta.link(ino, Ino::ROOT, b"two", clock::wall_time());
+    linked.expect("it can be linked");
+    bench.drained();
+    bench.rename("one", "three", false);
+    bench.drained();
+    let record = bench.node.meta.get(ino).expect("known");
+    assert!(record.links.same(&record.backing.links) && record.links != record.backing.links);
+    bench.fill(ino, b"the second");
+    flaky.set_rules(vec![lost(Operation::SetAttributes, 1)]);
+    bench.node.writeback.reconcile(ino).expect_err("the answer was lost");
+    flaky.set_rules(vec![]);
+    bench.drained();
+    for name in ["two", "three"] {
+        assert_eq!(bench.read(name), b"the second", "{name}");
+    }
+    assert_eq!(bench.node.writeback.conflicts().0, 0);
+}

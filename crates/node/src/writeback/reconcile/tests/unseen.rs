@@ -544,3 +544,26 @@ fn directories_turned_around_by_a_killed_worker_when_each_may_be_in_the_other_th
     assert_eq!((bench.names(""), bench.names("p/y/n")), (vec!["p".into()], vec!["x".into()]));
     assert_eq!((bench.names("p/y/n/x"), bench.node.writeback.conflicts().0), (vec![], 0));
 }
+
+#[test]
+fn directories_that_may_each_be_in_the_other_when_both_are_known_then_the_backlog_empties() {
+    for moved in [false, true] {
+        let bench = Bench::new();
+        let (one, other) = (bench.mkdir("one"), bench.mkdir("other"));
+        bench.drained();
+        // It could not be moved there, and is to stay now; that was not reported.
+        bench.node.meta.claim(one, &link(other, "n")).expect("claimed");
+        bench.rename("other", "one/other", false);
+        bench.node.meta.claim(other, &link(one, "other")).expect("claimed");
+        if moved {
+            fs::rename(bench.root.join("other"), bench.root.join("one/other")).expect("moved");
+        }
+        for ino in [one, other] {
+            bench.node.writeback.drop_handle(ino);
+        }
+        bench.drained();
+        let below = (bench.names(""), bench.names("one"));
+        assert_eq!(below, (vec!["one".into()], vec!["other".into()]), "{moved}");
+        assert_eq!(bench.node.writeback.conflicts().0, 0);
+    }
+}
