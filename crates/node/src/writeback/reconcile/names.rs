@@ -55,7 +55,9 @@ impl Writeback {
         let perhaps_just_made = record.backing.fingerprint.is_none()
             && record.attr.kind != FileKind::Regular
             && (record.listed || !record.is_directory());
-        let looked = self.look_under_claims(&work.record, doubtful)?;
+        let mut looked = self.look_under_claims(&work.record, doubtful)?;
+        // By what was announced the inode is known, and then under its other names, too.
+        looked.sort_by_key(|(_, ours)| !ours.is_some_and(|found| is_pending(&work.record, &found)));
         // Who was interrupted at its names may have moved the change time. As long as the record says that
         // they are in doubt; if none of them goes, it still does afterwards.
         if let Some(found) = looked.iter().find_map(|(_, ours)| *ours)
@@ -74,7 +76,8 @@ impl Writeback {
             // A directory has one name. Where it can't be told from another, it stands under the older of
             // those that were claimed one after the other: it has not been moved.
             let elsewhere = work.record.is_directory() && stands;
-            let Some(found) = ours.filter(|_| !elsewhere) else {
+            let ours = ours.filter(|found| !elsewhere && may_be_ours(&work.record, found));
+            let Some(found) = ours else {
                 work.went(&link);
                 continue;
             };

@@ -324,3 +324,25 @@ fn directory_made_again_when_the_answers_to_its_removal_and_its_making_are_lost_
         ]);
     }
 }
+
+#[test]
+fn symlink_of_two_names_when_answers_to_its_moves_are_lost_then_no_conflict() {
+    use Action::{Create, Drain, Faults, Link, Reconcile, Rename};
+    let rename = |from, to, exchange| Rename { from, to, exchange };
+    run(&[
+        Create(27, 1, 2),
+        Create(111, 2, 2),
+        Drain,
+        Faults(290),
+        Create(12, 4, 2),
+        Reconcile(13493),
+        Link((138, 4), (232, 0)),
+        rename((150, 4), (201, 2), false),
+        rename((246, 1), (96, 4), false),
+        Faults(346),
+        rename((183, 0), (176, 4), true),
+        Create(183, 1, 1),
+        rename((28, 4), (189, 3), false),
+        Drain,
+    ]);
+}
