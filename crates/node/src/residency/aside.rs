@@ -5,6 +5,9 @@
 //! status until somebody has looked at them; nothing removes them. A file whose record says that it
 //! is dirty, and of which neither an object nor a spill file is left, is *lost*: it reads as EIO and
 //! stays dirty, for what the backing store has of it is an older version.
+//!
+//! Nothing that may be the only copy is unlinked because its name is not known or it is damaged
+//! (`crates/forebay/tests/damage.rs`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;

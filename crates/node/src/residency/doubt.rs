@@ -4,6 +4,8 @@
 //! speak of what was written to a file that is open. So its file is taken for newer than the backing
 //! store, and is lost until somebody has decided ([`crate::aside`]), unless all bytes of the object are
 //! found in the version below.
+//!
+//! Tests: `tests/damaged.rs`, `crates/forebay/tests/damage.rs`.
 
 use std::ffi::OsStr;
 use std::ops::Range;
