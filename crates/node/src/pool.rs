@@ -183,7 +183,11 @@ impl Pool {
             let started = thread::Builder::new().name("slow".into()).spawn(move || shared.serve());
             match started {
                 Ok(_) => queues.threads += 1,
-                Err(error) => tracing::warn!(%error, "no further thread for slow devices"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "no further thread for requests that wait for slow devices: they take longer. \
+                     Raise the limit of threads"
+                ),
             }
         }
         Ok(())

@@ -280,7 +280,11 @@ impl Cluster {
             return;
         }
         if let Err(error) = self.meta.leave() {
-            tracing::warn!(%error, "other nodes will take this one for dead");
+            tracing::warn!(
+                %error,
+                "can't tell the other nodes that this one ends: they will take it for dead. \
+                 Nothing is lost, all was written back"
+            );
         }
     }
 

@@ -167,12 +167,18 @@ impl Residency {
         for slot in &self.tiers {
             match recover::set_aside(slot.tier.path()) {
                 Ok(files) => found.extend(files.into_iter().map(|file| file.path)),
-                Err(error) => tracing::warn!(%error, "can't see what was set aside"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "can't list what was set aside: `forebay status` may show too little"
+                ),
             }
         }
         match self.backing.list_set_aside() {
             Ok(files) => found.extend(files),
-            Err(error) => tracing::warn!(%error, "can't see what was set aside"),
+            Err(error) => tracing::warn!(
+                %error,
+                "can't list what was set aside: `forebay status` may show too little"
+            ),
         }
         *self.troubles.aside.write() = Named::new(found);
     }
@@ -210,7 +216,12 @@ impl Residency {
                     Err(error) => return Err(error.into()),
                 };
                 if self.has_nothing_left(&record, evidence, spills)? {
-                    tracing::error!(%ino, file = %String::from_utf8_lossy(&self.path_of(ino)), "the bytes of a dirty file are gone");
+                    tracing::error!(
+                        %ino,
+                        file = %String::from_utf8_lossy(&self.path_of(ino)),
+                        "the bytes of a dirty file are gone from the tiers: it reads as EIO until \
+                         you decide what becomes of it. `forebay fsck` says what can be done"
+                    );
                     lost.push(ino.0);
                 }
             }

@@ -36,7 +36,12 @@ pub(crate) fn copied_version(
     }
     let compared = compare(meta, backing, tier, record);
     compared.unwrap_or_else(|error| {
-        tracing::warn!(ino = %record.ino, %error, "a damaged object can't be compared");
+        tracing::warn!(
+            ino = %record.ino,
+            %error,
+            "a damaged object can't be compared with the backing store, so its file counts as \
+             newer: `forebay fsck` says what can be done"
+        );
         None
     })
 }

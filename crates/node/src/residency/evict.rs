@@ -328,7 +328,12 @@ impl Residency {
     fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
         match self.tiers[usize::from(to)].tier.remove(ino.0) {
             Err(error) if error.class() == ErrorClass::NotFound => return Ok(()),
-            Err(error) => tracing::warn!(%ino, %error, "the rest of a move can't be removed"),
+            Err(error) => tracing::warn!(
+                %ino,
+                %error,
+                "what a failed move left on another tier can't be removed; it does not count any \
+                 more"
+            ),
             Ok(()) => {}
         }
         self.edit_header(place, |header| {
