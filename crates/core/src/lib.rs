@@ -7,6 +7,10 @@
 //! - [`mod@reference`]: what jobs are going to access.
 //! - [`steward`]: the machine that ties the residency decisions of a node's tiers together.
 //! - [`streams`]: continuous media: device profiles, admission, rounds with deadlines.
+//!
+//! # Invariants
+//! - The same events give the same actions, byte for byte, so that a run can be recorded and
+//!   replayed (`tests/steward.rs`; `crates/node/tests/hints.rs`, `sim/tests/acceptance.rs`).
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -11,6 +11,12 @@
 //! - *Silence*: a fetch that turns out to be for nothing costs the job credit, one that is used gives
 //!   some back. Without credit, or with a budget wasted, or when its references do not come true, a
 //!   job is not fetched for; it is again when enough of them have come true.
+//!
+//! # Invariants
+//! - A fetch ahead never costs what is needed sooner, whatever the policy, and what was fetched and
+//!   is not used yet stays within its budget (`tests/prefetch.rs`).
+//! - Hints that do not come true cost a bounded number of bytes, then nothing (`tests/prefetch.rs`,
+//!   `crates/node/tests/hints.rs`).
 
 use std::collections::BTreeSet;
 

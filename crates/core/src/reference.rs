@@ -11,6 +11,10 @@
 //!
 //! Time is counted in references consumed, over all jobs. With one job it is its cursor, so that
 //! next uses are exact positions; with several, a job's distance is stretched by its pace.
+//!
+//! # Invariants
+//! - A job that departs from its sequence is found again: after a leap, a part left out,
+//!   repetitions and another order (`reference/tests.rs`, `tests/prefetch.rs`).
 
 use std::collections::VecDeque;
 

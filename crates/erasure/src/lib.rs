@@ -14,6 +14,10 @@
 //! Products by a constant take two table look-ups of four bits each, 16 or 32 bytes at a time
 //! (Plank, Greenan, Miller: "Screaming fast Galois field arithmetic using Intel SIMD
 //! instructions", FAST 2013).
+//!
+//! # Invariants
+//! - Any losses within the parity are made good, and wrong shards are found (`tests/code.rs`).
+//! - All kernels give the same shards (`tests/code.rs`).
 
 mod code;
 mod field;

@@ -176,7 +176,7 @@ fn go_on(
     rustix::net::listen(&listener, 128).map_err(|e| Error::io("control socket")(e.into()))?;
     let metrics = config.metrics.and_then(|address| {
         metrics_http::listen(address)
-            .inspect_err(|error| tracing::error!(%error, "no metrics over HTTP"))
+            .inspect_err(|error| tracing::error!(%error, "no metrics over HTTP: check --metrics"))
             .ok()
     });
     let service = Service::start(plan, address, listener, metrics, mounted)?;
@@ -407,7 +407,11 @@ impl<'a> Service<'a> {
             metrics_http::listen(address).and_then(|listener| endpoint(listener, &self.shared))
         });
         self.metrics = metrics.and_then(|metrics| {
-            metrics.inspect_err(|error| tracing::error!(%error, "no metrics over HTTP")).ok()
+            metrics
+                .inspect_err(
+                    |error| tracing::error!(%error, "no metrics over HTTP: check --metrics"),
+                )
+                .ok()
         });
     }
 
@@ -457,7 +461,7 @@ fn clients(config: &MountConfig, address: &Address) -> Option<Clients> {
     let bounds = Bounds::of_memory(config.client_memory);
     let clients = (config.client_memory > 0)
         .then(|| Clients::start(address.socket(), &config.mountpoint, bounds));
-    clients?.inspect_err(|error| tracing::error!(%error, "no memory in common for programs")).ok()
+    clients?.inspect_err(|error| tracing::error!(%error, "programs get no memory in common")).ok()
 }
 
 fn endpoint(listener: TcpListener, shared: &Arc<ServiceState>) -> Result<Endpoint, Error> {
@@ -550,7 +554,10 @@ fn end(control: &dyn Control, how: Shutdown) {
             tracing::warn!("files are open; detaching the mount");
             end(control, Shutdown::Detach);
         }
-        Err(error) => tracing::error!(%error, "unmount"),
+        Err(error) => tracing::error!(
+            %error,
+            "the mount can't be ended: end what uses it, then run `forebay umount`"
+        ),
         Ok(()) => {}
     }
 }

@@ -4,6 +4,17 @@
 //! asks the node, and answers. A request that has to wait goes on in the node's slow pool, where it
 //! stands (`fiber.rs`), and is watched there: whatever the backing store does, every request is
 //! answered in time.
+//!
+//! # Invariants
+//! - A thread that reads requests never waits for a slow device. A request that has to wait is not
+//!   begun anew, each of its steps is taken once, and it holds no lock while it waits for a thread
+//!   (`tests/waits.rs`).
+//! - Every request is answered in time, also if the backing store hangs or the client is killed
+//!   (`tests/mount.rs`).
+//! - What a request has not done when it is given up it never does (`tests/waits.rs`,
+//!   `crates/node/tests/late_requests.rs`).
+//! - The kernel sends no request that could be spared (`tests/mount.rs`).
+//! - Every failure has one errno, in one table (`errno.rs`).
 
 mod answer;
 mod dataset;

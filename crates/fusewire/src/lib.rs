@@ -7,6 +7,18 @@
 //! by a successor process ([`Session::from_parts`]).
 //!
 //! See `examples/ramfs.rs` for a complete small file system.
+//!
+//! # Invariants
+//! - Every request is answered: a [`Reply`] that is dropped, refused or lost in a panic answers
+//!   `EIO` (`tests/common/behaviour.rs`).
+//! - No bytes of a request make the process panic (`tests/fuzzing.rs`, `operation/tests.rs`).
+//! - The steady state allocates nothing (`tests/allocation.rs`), and what large requests take up is
+//!   bounded: readers wait at the limit and can still be parked (`tests/wire.rs`).
+//!
+//! # Inside
+//! `reader.rs` is the loop over the device, `ring/` the same over io_uring. `dispatch.rs` is what
+//! both do with a request, `gate.rs` where all of them come to rest, `operation.rs` the decoder.
+//! `inflight.rs` knows what is unanswered and what was interrupted, also before it came.
 
 mod abi;
 mod buffer;

@@ -110,7 +110,7 @@ impl MountPoint {
 
     pub fn unmount_or_log(&mut self, device: BorrowedFd<'_>) {
         if let Err(error) = self.unmount(device, true) {
-            tracing::warn!(%error, "left mounted");
+            tracing::warn!(%error, "the mount point could not be unmounted: unmount it by hand");
         }
     }
 

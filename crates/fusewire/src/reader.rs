@@ -1,4 +1,7 @@
 //! The readers: threads that take requests from the device.
+//!
+//! All of them share one open description of the device. None has a clone of its own: to close a
+//! clone fails what is under way on it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

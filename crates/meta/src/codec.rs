@@ -7,6 +7,8 @@
 //! keeps: fields of the message with higher tags than the last one known here, and bits of a record's
 //! flags. So new fields get ascending tags in the outermost message, and what must not outlive a change
 //! by a node that does not know it needs a higher format of the namespace.
+//!
+//! No bytes make the decoder panic, and a newer version is refused, not guessed (`codec/tests.rs`).
 
 use forebay_core::cluster::locks::{Family, Holder, Lock, Locks, Mode, Span, Waiter};
 use forebay_core::cluster::ownership::Incarnation as Owner;

@@ -1,4 +1,8 @@
 //! Who asks, and how his request waits.
+//!
+//! # Invariants
+//! - Whoever calls [`Context::wait`] holds no guard of a lock.
+//! - What a request has not done when it is given up it never does (`tests/late_requests.rs`).
 
 use std::collections::HashSet;
 use std::fmt;

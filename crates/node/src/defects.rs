@@ -1,6 +1,21 @@
 //! Work that nobody asked for, and that has ended a daemon by a defect of Forebay. What a thread is
 //! busy with is known to whoever hears of its panic ([`background_work_in_hand`]) and is told to the
 //! next daemon, which sets it aside: a second attempt would end that one as well.
+//!
+//! A panic in any thread ends the daemon, for one with a thread missing can't be trusted. What the
+//! thread was busy with is in the recovery journal by then:
+//!
+//! | a panic in | is told to the next daemon as | which then |
+//! |---|---|---|
+//! | a request, on whatever thread | its number | answers `EIO` when it comes again |
+//! | a turn of the backlog, staging, settling a closed file | write-back of an inode | leaves it dirty and names it |
+//! | an eviction, a move, what a removed file leaves | tiering of an inode | refuses the steward; leaves the object to the next start |
+//! | a fetch or a listing ahead | its inode | does without |
+//! | a step of the upkeep, directory times, spill files, `statfs` | the step | leaves it out |
+//! | metrics | metrics | renders none |
+//! | anything else: the start, the steward, `backlog` itself, control, a cluster, streams, fjall | nothing | may die again; after `--restart-limit` within a minute the mount is given up |
+//!
+//! `in_request.rs` and `recovery_journal.rs` of `forebay-fuse` note both.
 
 use std::cell::Cell;
 use std::collections::HashSet;

@@ -1,5 +1,15 @@
-//! What one daemon of a mount hands to the next, as messages. Each room fills in and takes up what is
-//! its own; `lifecycle/hand_over.rs` brings them together.
+//! What one daemon of a mount hands to the next, as messages. Each room fills in and takes up what
+//! is its own; `lifecycle/hand_over.rs` brings them together.
+//!
+//! Owns: the form of the messages (`docs/reference/format.md`). Must not know: how they travel
+//! (`forebay-fuse` and `forebay` do), when a hand-over happens.
+//!
+//! # Invariants
+//! - A field keeps its tag and its meaning: the other daemon may be of another version.
+//! - Nothing in it is the only copy of anything on disk: a message that is lost costs open files,
+//!   never bytes.
+//! - No two daemons with open files in the message give out numbers of one generation (tests of
+//!   this file).
 
 use std::collections::HashSet;
 

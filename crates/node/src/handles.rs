@@ -1,4 +1,13 @@
-//! Open files.
+//! Open files, by the numbers that the kernel knows them by.
+//!
+//! Owns: the open files of programs and the numbers of those. Must not know: what is done with an
+//! open file; each room keeps in [`Handle`] what it has of one.
+//!
+//! # Invariants
+//! - A number means the same file as long as it is open, over any number of daemons, and never
+//!   another one: each daemon gives numbers of its own generation (tests of this file).
+//! - To find a handle takes no lock that files share (`hot_path_tests.rs`).
+//! - A handle that is not forwarded to another node any more never is again ([`Remote::is_on`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,14 @@
-//! What the node asks of the front: passthrough registrations and invalidations.
+//! What the node asks of the kernel, as a trait: registrations for passthrough, invalidations, and
+//! notes of what must outlive the daemon. `forebay-fuse` implements it; without a front nothing is
+//! registered.
+//!
+//! Owns nothing. Must not know: FUSE, how notices are sent.
+//!
+//! # Invariants
+//! - No call waits for a program or for the kernel's locks: a registration is one system call,
+//!   notices are queued, and [`Kernel::expire_at_once`] goes by means that never wait.
+//! - What was noted ([`Kernel::note_removed`], [`Kernel::note_lock_owner`]) is found by the next
+//!   daemon after a death of this one, where a supervisor or systemd keeps the recovery journal.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -7,6 +7,13 @@
 //! An operation that has to wait for the backing store, for room or for another node says so
 //! ([`Context::wait`]) and goes on where it stands; on which thread that is, the [`Waiter`] knows that
 //! its caller gave it.
+//!
+//! `ARCHITECTURE.md` has a table of the rooms. Each room's `mod.rs` says what it owns, what it must
+//! not know and which invariants hold.
+//!
+//! Queues and tables are bounded: those of the pools (`pool.rs`), of the backlog
+//! (`writeback/reconcile/queue.rs`), of what is known to be fresh (`writeback/import/freshness.rs`)
+//! and of removed inodes (`namespace/removed_attributes.rs`). Each has a test in its file.
 
 mod after_refusal;
 mod busiest;

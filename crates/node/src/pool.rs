@@ -5,6 +5,14 @@
 //!
 //! Users take turns, and none has all threads or all places: a program that asks for a thousand things
 //! of a store that hangs holds up its own user.
+//!
+//! Owns: the threads and the queues of both urgencies. Must not know: what a job does.
+//!
+//! # Invariants (tests of this file)
+//! - Background work never takes the last quarter of the threads: a demand finds one also while
+//!   background jobs hang.
+//! - No user has the last eighth of the threads or more than three quarters of the places. Root and
+//!   the daemon itself are not counted.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -175,7 +183,11 @@ impl Pool {
             let started = thread::Builder::new().name("slow".into()).spawn(move || shared.serve());
             match started {
                 Ok(_) => queues.threads += 1,
-                Err(error) => tracing::warn!(%error, "no further thread for slow devices"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "no further thread for requests that wait for slow devices: they take longer. \
+                     Raise the limit of threads"
+                ),
             }
         }
         Ok(())

@@ -1,4 +1,13 @@
-//! What a node tells about itself.
+//! What a node tells about itself: its tiers, what is not in the backing store, what takes long,
+//! metrics.
+//!
+//! Owns nothing and changes nothing but gauges; it only tries each tier, whether that still takes
+//! bytes. Must not know: how it is shown (`forebay` renders it).
+//!
+//! # Invariants
+//! - It comes also while the backing store hangs: that is never asked, and no lock is waited for
+//!   that is held over a wait for it.
+//! - What is looked at is bounded ([`LOOKED_AT`] entries of the backlog).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

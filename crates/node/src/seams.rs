@@ -1,5 +1,12 @@
-//! How residency and write-back reach the cluster and the node that stand on them. Nothing is decided
-//! here.
+//! How residency and write-back reach the cluster and the node that stand on them: this implements
+//! the traits of `residency/seams.rs` and `writeback/seams.rs`.
+//!
+//! Owns nothing but weak references: a room below never keeps the node alive. Nothing is decided
+//! here; each method is one call. Must not know: why it is called.
+//!
+//! # Invariants
+//! - Once the node is gone, what must be done fails with `ShuttingDown`, and what is only told goes
+//!   nowhere.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};

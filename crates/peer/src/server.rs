@@ -210,7 +210,12 @@ impl PeerServerState {
                 Ok(arrival) => self.clone().welcome(arrival, lanes.clone()),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, address = %door.address(), "no node can connect");
+                    tracing::warn!(
+                        %error,
+                        address = %door.address(),
+                        "connections of other nodes can't be accepted; it is tried again. Check \
+                         the limit of open files"
+                    );
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -224,7 +229,7 @@ impl PeerServerState {
         let too_many = connections.len() >= self.limits.connections
             || self.strangers.load(Ordering::Acquire) >= self.limits.strangers;
         if too_many || self.closing.load(Ordering::Acquire) {
-            tracing::warn!("a connection is turned away: there are too many");
+            tracing::warn!("a connection of another node is turned away: there are too many");
             return;
         }
         self.strangers.fetch_add(1, Ordering::AcqRel);
@@ -252,7 +257,11 @@ impl PeerServerState {
             }
             Err(error) => {
                 self.strangers.fetch_sub(1, Ordering::AcqRel);
-                tracing::warn!(%error, "a connection is turned away");
+                tracing::warn!(
+                    %error,
+                    "a connection of another node is turned away: there is no thread for it. Raise \
+                     the limit of threads"
+                );
             }
         }
     }

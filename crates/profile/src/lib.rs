@@ -29,6 +29,10 @@
 //! - **A quarter of the memory** is that of the destination; the image must also fit into what is free.
 //! - **A scan** is due when two tasks have had 2 windows of events since the last one.
 //! - **Load**: the destination must have a slot. The paper knows no cool-down and no cost.
+//!
+//! # Invariants
+//! - Tasks without common rows are never moved together, and patterns stay within their memory
+//!   (`tests/tasks.rs`).
 #![forbid(unsafe_code)]
 
 pub mod access;

@@ -18,6 +18,10 @@
 //! fit is read through, and paid for by every job that reads it. Outputs are on the node that made
 //! them. With one slot this is: makespan = max over nodes of (sum of compute + bytes of distinct
 //! missing files / link).
+//!
+//! # Invariants
+//! - A plan keeps slots, memory, limits and order, and search never makes it later
+//!   (`tests/properties.rs`, `tests/queue.rs`).
 #![forbid(unsafe_code)]
 
 mod board;

@@ -1,4 +1,10 @@
 //! Publishing a temporary under its name.
+//!
+//! # Invariants
+//! - An error is no proof that nothing happened: after a failed exchange or rename what stands
+//!   there is looked at, by its inode (`crates/node/tests/past_the_tier_faults.rs`,
+//!   `crates/node/tests/misbehaving_store.rs`).
+//! - No version that was not known is replaced: both are kept (`tests/commit.rs`).
 
 use std::ffi::OsStr;
 

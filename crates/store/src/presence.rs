@@ -4,6 +4,12 @@
 //! the default extent size), so that every change is one `pwrite` of the changed bytes. What the
 //! kernel has of the sidecar survives a kill of the daemon. After a crash of the machine (another
 //! boot id) only extents that a sync has covered are believed.
+//!
+//! # Invariants
+//! - A present extent reads from the object. An absent one reads as the base up to the base limit,
+//!   and as zeros beyond.
+//! - A write during a flush stays dirty after it.
+//! - After a crash of the machine only what was synced is believed (all: `presence/tests.rs`).
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

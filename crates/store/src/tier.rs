@@ -1,4 +1,7 @@
 //! Tiers: the node's own fast devices, one sparse local file per inode.
+//!
+//! An object that a mapping may still store into gives no lease, so nothing evicts it
+//! (`tests/tier.rs`).
 
 use std::fmt;
 use std::ops::ControlFlow;

@@ -48,7 +48,7 @@ const BENEATH: &[&str] = &[
     "waits",
 ];
 
-/// Files beside the rooms that know all of them, and that no room with an owner names.
+/// Files beside the rooms that know all of them, and that none but the highest names.
 const ABOVE: &[&str] = &["lib", "node", "report", "seams"];
 
 /// What a file may name of rooms above it: a file in use, an open file and what one daemon hands to the
@@ -162,8 +162,9 @@ fn named_above<'a>(room: &str, path: &str, code: &'a str) -> Vec<&'a str> {
     let parts = PARTS.iter().find(|(of, _)| *of == file).map_or(&[][..], |(_, parts)| parts);
     let is_above = |named: &&str| {
         let of = named.split("::").next().unwrap_or(named);
-        // The node itself is known to the rooms that share it: `direction` looks at the others.
-        let beside = ABOVE.contains(&of) && of != "node";
+        // The node itself is known to the rooms that share it: `direction` looks at the others. The
+        // highest of them puts all together.
+        let beside = ABOVE.contains(&of) && of != "node" && Some(&room) != ROOMS.last();
         (level(of) > level(room) || beside) && !parts.contains(named)
     };
     paths.filter(is_above).collect()

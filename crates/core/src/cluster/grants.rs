@@ -14,6 +14,11 @@
 //!
 //! A rename takes what the kernel keeps of the old name along to the new one, without asking
 //! ([`Grants::rename`]).
+//!
+//! # Invariants
+//! - A lease goes only when the node's kernel keeps nothing of what it covered, and no answer that
+//!   is on its way brings anything back (`grants/tests.rs`,
+//!   `crates/forebay/tests/cluster_names.rs`).
 
 use std::collections::HashMap;
 use std::sync::Arc;

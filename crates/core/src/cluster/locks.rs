@@ -8,6 +8,10 @@
 //! in that range, splits what reaches beyond it, and joins what touches it. Whoever waits is served
 //! in order as far as nothing that is held is in the way; who is *first* in the queue keeps nobody
 //! else from what is free, so that none can wait for a waiter.
+//!
+//! # Invariants
+//! - No two programs have conflicting locks, and nobody waits for what is free (tests of this
+//!   file).
 
 use super::ownership::Incarnation;
 

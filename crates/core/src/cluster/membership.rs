@@ -11,6 +11,10 @@
 //! [`Membership`] is the other side. One server may keep it; or each observer keeps one of its own,
 //! feeds it what it sees of a shared table of heartbeats (a heartbeat counts when its counter has
 //! moved), and writes deaths back by compare-and-swap on the epoch. [`Holder`] is the node's side.
+//!
+//! # Invariants
+//! - A node has stopped by itself before others take over, whatever is lost or late; epochs are
+//!   unique and grow, and what carries an older one is refused (tests of this file).
 
 use std::collections::{BTreeMap, BTreeSet};
 

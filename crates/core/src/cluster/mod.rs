@@ -16,6 +16,9 @@
 //! - [`balance`]: which nodes have too much and which too little.
 //!
 //! All are state machines or functions: time comes in, actions come out.
+//!
+//! The daemon uses all of them but [`membership`], which the simulator alone uses: daemons count
+//! heartbeats in the metadata, by [`silence`].
 
 pub mod balance;
 pub mod deadlock;

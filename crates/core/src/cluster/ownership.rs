@@ -4,6 +4,10 @@
 //! here, write if the record is still what was read. Each change of owner has a [`Ownership::term`]
 //! of its own, which what is written carries, so that what arrives late from an earlier owner is
 //! refused wherever it arrives.
+//!
+//! # Invariants
+//! - No two incarnations may write a file under one term, and no acknowledged write is lost by a
+//!   change of owner (tests of this file).
 
 use super::membership::{Fenced, Membership, Standing};
 use super::{Epoch, NodeId};

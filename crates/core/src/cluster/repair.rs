@@ -10,6 +10,10 @@
 //!
 //! A shard is dropped only after another one in its place has been reported done, so no order of
 //! events can drop the last.
+//!
+//! # Invariants
+//! - Repair never drops the last copy, converges, and loses nothing while failures stay within the
+//!   redundancy (`repair/tests.rs`).
 
 mod group;
 #[cfg(test)]

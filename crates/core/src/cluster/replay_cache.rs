@@ -11,6 +11,10 @@
 //!
 //! An owner that has lost its memory knows no session, and refuses the call: whether it was carried out
 //! can't be found out then, and the asker knows that.
+//!
+//! # Invariants
+//! - A write through an owner is carried out once at most, and never after its node has given it up
+//!   (tests of this file, `crates/forebay/tests/owners.rs`).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -10,6 +10,10 @@
 //!
 //! All of it is advice: a node that is told nothing, or reads the backing store all the same, reads
 //! right bytes.
+//!
+//! # Invariants
+//! - Nodes that warm up together read each extent from the backing store once, and once more for
+//!   each claim that failed (tests of this file, `crates/forebay/tests/peers.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -15,6 +15,19 @@
 //! [`Policy::victims`] makes room without a newcomer (marks, pressure by writers).
 //!
 //! Objects are identified by `u64` (the inode number), sizes are bytes resident on the tier.
+//!
+//! # What a policy is made of
+//! The trait `Order` (who leaves next, `order.rs`) with `Ordered` around it is all that most
+//! policies need. Below lie `slab.rs` (objects in slots, found by one look-up), `queues.rs` (lists)
+//! and `rank.rs` (a heap). `next_use.rs` orders objects by known next uses, `trial.rs` judges
+//! whether hints pay, and `auto.rs` follows the policy whose shadow misses fewest bytes. With a
+//! million objects an access waits for memory most of its time: what a sequence says comes next is
+//! looked for sixteen objects at once (`Slab::warm`, `References::soon`), which changes no
+//! decision.
+//!
+//! # Invariants
+//! - A policy decides as its paper and independent implementations do: `tests/golden.rs` replays
+//!   their traces, and `tests/naive.rs` compares with plain programs on traces of eight families.
 
 mod arc;
 mod auto;

@@ -26,6 +26,10 @@
 //! Along the reference sequences of hints ([`crate::prefetch`]). The policies decide what a fetch
 //! ahead may replace; the steward passes a fetch by that would cost an object which is needed
 //! sooner, whatever the policy.
+//!
+//! # Invariants
+//! - What is in use is never touched, dirty bytes are never dropped, and the books agree with the
+//!   tiers (`tests/steward.rs`).
 
 mod event;
 pub mod log;

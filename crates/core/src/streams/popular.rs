@@ -9,6 +9,8 @@
 //! instead of an inflating clock, since what is kept costs nothing while nobody comes.
 //!
 //! Pure: time comes in as an argument.
+//!
+//! What is kept stays within its budget (tests of this file).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

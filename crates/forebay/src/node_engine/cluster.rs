@@ -246,13 +246,21 @@ pub fn obey(node: &Arc<Node>, control: &Arc<NodeControl>) {
     let obey = move || {
         while let Some(step) = look(&node, &control) {
             if let Err(error) = step {
-                tracing::error!(%error, "can't tell the other nodes that this one stays");
+                tracing::error!(
+                    %error,
+                    "this node was told to leave, can't, and can't tell the others so; it will be \
+                     tried again"
+                );
             }
             thread::sleep(LOOK);
         }
     };
     if let Err(error) = thread::Builder::new().name("cluster-orders".into()).spawn(obey) {
-        tracing::error!(%error, "this node can't be told to leave");
+        tracing::error!(
+            %error,
+            "no thread to hear orders: `forebay cluster drain` does nothing on this node. Raise \
+             the limit of threads, and mount again"
+        );
     }
 }
 

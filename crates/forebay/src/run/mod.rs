@@ -9,6 +9,8 @@
 //! - [`local`]: runs the jobs of a batch on this machine.
 //! - [`slurm`]: the commands of Slurm.
 //! - [`record`]: what `forebay jobs` shows.
+//!
+//! No process of a run outlives it, however it ends (`tests/jobs.rs`).
 
 pub mod batch;
 pub mod children;

@@ -172,7 +172,11 @@ impl Embedded {
             match self.rewrite_log() {
                 Ok(()) => self.doubtful.store(false, Ordering::Release),
                 // It goes on as well as it can, but no sync succeeds.
-                Err(error) => tracing::error!(%error, "the log of the metadata can't be synced"),
+                Err(error) => tracing::error!(
+                    %error,
+                    "the log of the namespace can't be synced, so no sync succeeds: check the \
+                     device of the first tier"
+                ),
             }
         }
         *opened = Some(Opened::open(&self.directory, &self.options)?);

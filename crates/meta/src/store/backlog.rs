@@ -1,5 +1,9 @@
 //! The backlog: records whose backing state differs, in the order of their first change that is
 //! not reconciled.
+//!
+//! # Invariants
+//! - A record that differs from the backing store is in the backlog (`tests/written_back.rs`).
+//! - A cursor through the backlog misses nothing (`tests/namespace.rs`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

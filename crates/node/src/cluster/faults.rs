@@ -27,7 +27,7 @@ pub(crate) fn fault(error: NodeError) -> Fault {
         NodeError::Busy | NodeError::ShuttingDown => Fault::Closing,
         NodeError::Store(error) => Fault::Io { errno: error.errno() },
         error => {
-            tracing::warn!(%error, "another node is not served");
+            tracing::warn!(%error, "what another node asked for failed here: its program gets EIO");
             Fault::Io { errno: libc::EIO }
         }
     }

@@ -106,7 +106,10 @@ fn judge<T>(answer: Result<T, PeerError>) -> Result<Option<T>> {
         Err(PeerError::Lost { .. } | PeerError::TimedOut { .. }) => Ok(None),
         Err(error) if error.not_done() => Ok(None),
         Err(error) => {
-            tracing::warn!(%error, "the owner of a file has not answered as it should");
+            tracing::warn!(
+                %error,
+                "the node that owns a file gave no usable answer: the program gets EIO"
+            );
             Err(Errno::IO.into())
         }
     }

@@ -76,7 +76,11 @@ impl Cluster {
         self.kernel_grants.go_on();
         if self.resting.swap(false, Ordering::AcqRel) {
             if let Err(error) = self.start_peers(service) {
-                tracing::error!(%error, "other nodes can't talk to this one any more");
+                tracing::error!(
+                    %error,
+                    "can't listen for other nodes any more: they get what this node has by way of \
+                     the backing store. Unmount, and mount again"
+                );
             }
             self.start_cluster_life();
             self.start_cluster_locks();

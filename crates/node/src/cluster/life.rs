@@ -136,7 +136,11 @@ impl Cluster {
         };
         match thread::Builder::new().name("cluster-beat".into()).spawn(live) {
             Ok(thread) => *self.heart.lock() = Some(thread),
-            Err(error) => tracing::error!(%error, "other nodes will take this one for dead"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread for the heartbeat: the other nodes will take this one for dead. Raise \
+                 the limit of threads, and mount again"
+            ),
         }
     }
 
@@ -163,7 +167,11 @@ impl Cluster {
         };
         match thread::Builder::new().name("cluster".into()).spawn(live) {
             Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "what other nodes ask for is not done"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread to answer other nodes: they wait in vain for files that this node owns. \
+                 Raise the limit of threads, and mount again"
+            ),
         }
     }
 
@@ -253,7 +261,11 @@ impl Cluster {
     fn beat(&self) {
         fail::fail_point!("node.cluster.beat");
         if let Err(error) = self.say_alive() {
-            tracing::warn!(%error, "the metadata cluster did not hear this node");
+            tracing::warn!(
+                %error,
+                "a heartbeat did not reach the metadata servers: if that goes on, the other nodes \
+                 take this one for dead. Check the servers and the network"
+            );
         }
         match self.look_at_members() {
             Ok(members) => {

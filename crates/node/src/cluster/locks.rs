@@ -383,7 +383,12 @@ impl Cluster {
         let incarnation = self.as_holder();
         let holder = Holder { family: Family::Ranges, incarnation, owner };
         if let Err(error) = self.release_locks(ino, holder, Span::ALL) {
-            tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
+            tracing::warn!(
+                %ino,
+                %error,
+                "locks on a closed file can't be released yet and may keep others waiting; it is \
+                 tried again. If this goes on, check the metadata servers"
+            );
             self.locks.mark(ino, |known| (known.family, known.owner) == (Family::Ranges, owner));
         }
         Ok(())
@@ -422,7 +427,11 @@ impl Cluster {
         };
         match thread::Builder::new().name("cluster-locks".into()).spawn(look_after) {
             Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "who waits for a lock will wait for ever"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread to hand out file locks: whoever waits here for a lock waits until it is \
+                 interrupted. Raise the limit of threads, and mount again"
+            ),
         }
     }
 
@@ -438,7 +447,12 @@ impl Cluster {
                 continue;
             }
             if let Err(error) = self.release_from(record, ino, holder, Span::ALL) {
-                tracing::warn!(%ino, %error, "locks of a closed file stay until the next try");
+                tracing::warn!(
+                    %ino,
+                    %error,
+                    "locks on a closed file can't be released yet and may keep others waiting; it \
+                     is tried again. If this goes on, check the metadata servers"
+                );
                 self.locks.waits.lock().leavers = true;
                 thread::sleep(LOOK_BLIND);
             }
@@ -511,7 +525,12 @@ impl Cluster {
                 true
             }
             Err(error) => {
-                tracing::warn!(%ino, %error, "who waits for a lock is looked at again later");
+                tracing::warn!(
+                    %ino,
+                    %error,
+                    "the locks of a file can't be read or changed: whoever waits for one goes on \
+                     waiting, and it is tried again. If this goes on, check the metadata servers"
+                );
                 for (ticket, _, cancelled, _) in waits {
                     if cancelled {
                         self.give_up_wait(ticket, Errno::INTR.into());

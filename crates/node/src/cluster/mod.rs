@@ -14,6 +14,23 @@
 //! others have written, and they of what it has. It stands on `residency` and `writeback`, which ask it
 //! for the other nodes by their seams. It knows no requests, no names and no streams: a node alone has
 //! none of it, and whoever stands above says what is done then.
+//!
+//! - `life.rs`, `nodes.rs`, `orders.rs`, `terms.rs`: who lives, who is to leave, what all agree on.
+//!   `peers.rs`: who listens. `hand_over.rs`: what one daemon of the node hands to the next.
+//! - `recalls.rs`, `versions.rs`, `write_pins.rs`, `work.rs`: owners are asked, an open shows the
+//!   last close anywhere, files stay with their writers, and one node at a time changes an inode in
+//!   the backing store.
+//! - `forwarding.rs`, `replay_cache.rs`: reads and writes through an owner, each carried out once.
+//! - `pages.rs`, `kernel_grants.rs`, `moved.rs`: what the kernel may keep. `locks.rs`,
+//!   `lock_record.rs`, `deadlock.rs`: locks of programs.
+//! - `sources.rs`, `peer_cache.rs`: from which node an extent is read, and clean copies that nodes
+//!   lend. `redundancy/`: copies of what the backing store lacks. `hosting.rs`: tasks of other
+//!   nodes.
+//!
+//! # Invariants
+//! - Nothing is dropped because the metadata can't be asked, and what this node has published
+//!   counts before the record says so (`crates/forebay/tests/cluster_failover.rs`,
+//!   `crates/forebay/tests/testbed.rs`).
 
 mod deadlock;
 pub(crate) mod faults;
@@ -263,7 +280,11 @@ impl Cluster {
             return;
         }
         if let Err(error) = self.meta.leave() {
-            tracing::warn!(%error, "other nodes will take this one for dead");
+            tracing::warn!(
+                %error,
+                "can't tell the other nodes that this one ends: they will take it for dead. \
+                 Nothing is lost, all was written back"
+            );
         }
     }
 

@@ -89,7 +89,11 @@ impl Cluster {
     pub(super) fn forget_orders(&self) {
         match self.meta.forget_order() {
             Ok(()) | Err(MetaError::Unsupported(_)) => {}
-            Err(error) => tracing::warn!(%error, "an old order to leave may be obeyed"),
+            Err(error) => tracing::warn!(
+                %error,
+                "can't remove an old order to leave: this node may leave the cluster once more. If \
+                 it does, mount again"
+            ),
         }
     }
 }

@@ -57,7 +57,12 @@ impl Peers {
                 continue;
             }
             let Ok(address) = member.reach.parse::<Address>() else {
-                tracing::warn!(node = member.node, reach = member.reach, "no address of a node");
+                tracing::warn!(
+                    node = member.node,
+                    reach = member.reach,
+                    "a node announces an address that this one does not understand, and can't be \
+                     reached: check --cluster-listen there"
+                );
                 continue;
             };
             let way = match self.ways.to(&address) {
@@ -65,7 +70,12 @@ impl Peers {
                 Err(error) => {
                     // Once for each start of it, not at each look at the members.
                     if self.beyond.lock().insert((member.node, member.epoch)) {
-                        tracing::warn!(node = member.node, %error, "a node can't be talked to");
+                        tracing::warn!(
+                            node = member.node,
+                            %error,
+                            "a node can't be reached from here: what it has comes by way of the \
+                             backing store"
+                        );
                     }
                     continue;
                 }
@@ -107,7 +117,11 @@ impl Peers {
             match listening {
                 Ok(listening) => return Some(listening),
                 Err(error) if Instant::now() >= until => {
-                    tracing::warn!(%error, "other nodes have to look where this one listens now");
+                    tracing::warn!(
+                        %error,
+                        "can't listen at the address of the daemon before: a new one is taken, and \
+                         other nodes look it up"
+                    );
                     return None;
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),

@@ -92,7 +92,11 @@ impl Cluster {
         let requests = match self.meta.recalls(MAX_RECALLS) {
             Ok(requests) => requests,
             Err(error) => {
-                tracing::warn!(%error, "what other nodes ask for is not known");
+                tracing::warn!(
+                    %error,
+                    "can't read what other nodes ask this one for: they wait until it can. If this \
+                     goes on, check the metadata servers"
+                );
                 return false;
             }
         };
@@ -128,12 +132,21 @@ impl Cluster {
             Err(NodeError::Posix(errno)) => Some(errno.raw_os_error()),
             Err(NodeError::Busy) => Some(libc::EBUSY),
             Err(error) => {
-                tracing::warn!(ino = %request.ino, %error, "a file that another node wants is not written back");
+                tracing::warn!(
+                    ino = %request.ino,
+                    %error,
+                    "another node asked for a file that could not be written back or given up: it \
+                     is told of an I/O error"
+                );
                 Some(libc::EIO)
             }
         };
         if let Err(error) = self.meta.answer(request, failed) {
-            tracing::warn!(%error, "another node gets no answer");
+            tracing::warn!(
+                %error,
+                "can't tell another node what came of its request for a file: it waits until its \
+                 time is over. If this goes on, check the metadata servers"
+            );
         }
     }
 

@@ -217,7 +217,11 @@ impl<'a> Asking<'a> {
     /// Goes on without knowing what became of the call so far.
     fn dare(&mut self) -> Result<()> {
         if self.doubt && self.once {
-            tracing::warn!(ino = %self.ino, "nobody knows whether the owner of a file has done it");
+            tracing::warn!(
+                ino = %self.ino,
+                "an append through the owner of a file got no answer and may have been done: it is \
+                 not repeated, and the program gets EIO"
+            );
             return Err(Errno::IO.into());
         }
         self.doubt = false;
@@ -240,7 +244,12 @@ impl<'a> Asking<'a> {
             self.leave();
             let until = Instant::now() + GIVE_UP_LIMIT;
             if !self.cluster.tell_given_up(owner, self.ino, until) {
-                tracing::warn!(ino = %self.ino, %owner, "an owner will hear later of what was given up");
+                tracing::warn!(
+                    ino = %self.ino,
+                    %owner,
+                    "a write through the owner of a file was given up, and the owner can't be told \
+                     yet: it is told before the next call"
+                );
             }
         }
         match done {
@@ -327,7 +336,8 @@ impl Cluster {
                     tracing::info!(
                         node = from,
                         ?turn,
-                        "a write came too late and is not carried out"
+                        "a write came too late: the node that asks for it had given it up, and it is \
+                         not carried out"
                     );
                     return Err(Fault::Cancelled);
                 }

@@ -138,7 +138,12 @@ pub(crate) fn unbind(dirs: &[PathBuf]) {
     for path in dirs.iter().flat_map(|dir| [dir.join(members::FILE), dir.join(BOUND)]) {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(%error, path = %path.display(), "the tier stays the cluster's");
+                tracing::warn!(
+                    %error,
+                    path = %path.display(),
+                    "can't remove the note that binds a tier to the cluster that has refused this \
+                     node: remove the file by hand"
+                );
             }
             _ => {}
         }

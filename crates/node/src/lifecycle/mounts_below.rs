@@ -39,7 +39,11 @@ pub(crate) fn check(config: &NodeConfig, mine: &[Members]) -> Result<()> {
 /// The mounts below a backing store's root, as they are noted.
 pub(crate) fn of(backing: &Path) -> Vec<Vec<u8>> {
     let found = forebay_store::identity::mounts_below(backing).unwrap_or_else(|error| {
-        tracing::warn!(%error, "can't say what is mounted below the backing store");
+        tracing::warn!(
+            %error,
+            "can't find out what is mounted below the backing store: a mount that is missing there \
+             will not be noticed"
+        );
         Vec::new()
     });
     found.into_iter().map(|below| below.into_os_string().into_vec()).collect()

@@ -53,7 +53,10 @@ pub(crate) fn rebuild(
     })?;
     let former = if meta_dir.is_dir() {
         let former = former_names(request, &backing, meta_dir).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the index that is replaced can't be read");
+            tracing::warn!(
+                %error,
+                "the old index can't be read: spill files whose names only it knows are set aside"
+            );
             Former::default()
         });
         std::fs::rename(meta_dir, free_aside(meta_dir))?;

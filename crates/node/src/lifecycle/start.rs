@@ -318,7 +318,11 @@ impl Node {
         });
         match ticker {
             Ok(handle) => self.threads.lock().push(handle),
-            Err(error) => tracing::error!(%error, "no thread for the steward"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread for the steward's ticks and the upkeep: what was put off is not done. \
+                 Raise the limit of threads, and mount again"
+            ),
         }
     }
 }

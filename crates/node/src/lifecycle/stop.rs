@@ -70,11 +70,19 @@ impl Node {
         if let Err(error) =
             self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end(ended))
         {
-            tracing::error!(%error, "the state may not survive a reboot");
+            tracing::error!(
+                %error,
+                "the namespace can't be synced: what was changed last may be lost if the machine \
+                 goes down before the next mount"
+            );
         } else if self.residency.has_tiers()
             && let Err(error) = self.note_members_at_end(ended)
         {
-            tracing::warn!(%error, "the tiers count as having files that the backing store lacks");
+            tracing::warn!(
+                %error,
+                "can't note on the tiers how this mount ended: they count as having files that the \
+                 backing store lacks"
+            );
         }
         if let Some(cluster) = &self.cluster {
             cluster.end_heartbeat(left(until));

@@ -7,6 +7,18 @@
 //!
 //! Each operation first finds what it needs, which may have to wait for the backing store, and
 //! only then changes something.
+//!
+//! Owns: what the namespace keeps in memory beside the records ([`Namespace`]): attributes of
+//! removed inodes, files that a rename has just replaced, the size of the file system, listings
+//! read ahead. Must not know: what requests do with bytes, who else serves them.
+//!
+//! # Invariants
+//! - What was read ahead is shown as it is now (`tests/names.rs`), and what a slow reader of a
+//!   listing costs is linear (`ahead.rs`, `tests/listings.rs`).
+//! - A file that is replaced by a rename can still be opened for a moment by whoever looked it up
+//!   before (`tests/open_races.rs`, `crates/fuse/tests/mount.rs`).
+//! - An operation on a name waits for the backing store only where the name or its directory is not
+//!   known yet (`reconcile/tests/imports.rs`).
 
 mod acl;
 mod ahead;

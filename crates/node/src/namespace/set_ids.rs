@@ -188,7 +188,12 @@ impl Node {
             match self.kill_set_ids(&Context::DAEMON, file.ino) {
                 Ok(()) => *file.set_ids.since.lock() = None,
                 Err(error) => {
-                    tracing::warn!(ino = %file.ino, %error, "set-id bits stay over a write");
+                    tracing::warn!(
+                        ino = %file.ino,
+                        %error,
+                        "set-id bits can't be taken from a file that was written, as they should \
+                         be: check its mode"
+                    );
                 }
             }
         }

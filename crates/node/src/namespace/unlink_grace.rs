@@ -152,7 +152,11 @@ impl Node {
             }
         }
         if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
-            tracing::warn!(%ino, %error, "can't release a removed file");
+            tracing::warn!(
+                %ino,
+                %error,
+                "a removed file can't be released in the namespace; the next start does it"
+            );
         }
         match self.meta.get(ino) {
             Ok(record) => {

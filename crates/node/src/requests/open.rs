@@ -695,7 +695,12 @@ impl Node {
             }
             Err(error) => {
                 // If it was removed, the next start finds what is left of it.
-                tracing::warn!(ino = file.ino.0, %error, "a closed file can't be looked at");
+                tracing::warn!(
+                    ino = file.ino.0,
+                    %error,
+                    "the record of a closed file can't be read: if the file was removed, the next \
+                     start drops its bytes"
+                );
                 return;
             }
         };

@@ -5,6 +5,9 @@
 //! status until somebody has looked at them; nothing removes them. A file whose record says that it
 //! is dirty, and of which neither an object nor a spill file is left, is *lost*: it reads as EIO and
 //! stays dirty, for what the backing store has of it is an older version.
+//!
+//! Nothing that may be the only copy is unlinked because its name is not known or it is damaged
+//! (`crates/forebay/tests/damage.rs`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -164,12 +167,18 @@ impl Residency {
         for slot in &self.tiers {
             match recover::set_aside(slot.tier.path()) {
                 Ok(files) => found.extend(files.into_iter().map(|file| file.path)),
-                Err(error) => tracing::warn!(%error, "can't see what was set aside"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "can't list what was set aside: `forebay status` may show too little"
+                ),
             }
         }
         match self.backing.list_set_aside() {
             Ok(files) => found.extend(files),
-            Err(error) => tracing::warn!(%error, "can't see what was set aside"),
+            Err(error) => tracing::warn!(
+                %error,
+                "can't list what was set aside: `forebay status` may show too little"
+            ),
         }
         *self.troubles.aside.write() = Named::new(found);
     }
@@ -201,7 +210,12 @@ impl Residency {
                     Err(error) => return Err(error.into()),
                 };
                 if self.has_nothing_left(&record, evidence, spills)? {
-                    tracing::error!(%ino, file = %String::from_utf8_lossy(&self.path_of(ino)), "the bytes of a dirty file are gone");
+                    tracing::error!(
+                        %ino,
+                        file = %String::from_utf8_lossy(&self.path_of(ino)),
+                        "the bytes of a dirty file are gone from the tiers: it reads as EIO until \
+                         you decide what becomes of it. `forebay fsck` says what can be done"
+                    );
                     lost.push(ino.0);
                 }
             }

@@ -171,7 +171,12 @@ impl Residency {
             Queue::Yes
         });
         if let Err(error) = put_back {
-            tracing::warn!(ino = %before.ino, %error, "can't note the length of a file that could not be changed");
+            tracing::warn!(
+                ino = %before.ino,
+                %error,
+                "a file's length could not be changed, and its record can't be set back: `stat` \
+                 may show the new length. Check it, and set it again"
+            );
         }
     }
 

@@ -175,7 +175,10 @@ impl Residency {
         let object = match tier.open(ino.0) {
             Ok(object) => object,
             Err(error) if error.class() == ErrorClass::NotFound && !resident.dirty => {
-                tracing::warn!(%ino, "a clean copy has vanished from its tier");
+                tracing::warn!(
+                    %ino,
+                    "a clean copy has vanished from its tier: the backing store's version is used"
+                );
                 self.forget_resident(ino, None);
                 return Ok(None);
             }
@@ -515,7 +518,12 @@ impl Residency {
                 // It waits for the next daemon, which must not be kept from coming.
                 None => {}
                 Some(Ok(settled)) => left += usize::from(!settled),
-                Some(Err(error)) => tracing::warn!(%ino, %error, "can't settle a file"),
+                Some(Err(error)) => tracing::warn!(
+                    %ino,
+                    %error,
+                    "can't record the size and times of a file that was written: they are taken \
+                     from its tier later"
+                ),
             }
         }
         left
@@ -665,7 +673,12 @@ impl Residency {
         if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
             && let Err(error) = self.meta.sync()
         {
-            tracing::warn!(%ino, %error, "the bytes of a removed file stay until the next start");
+            tracing::warn!(
+                %ino,
+                %error,
+                "the namespace can't be synced, so the bytes of a removed file stay on their tier \
+                 until the next start"
+            );
             return;
         }
         self.discard_forgotten(ino);
@@ -690,7 +703,12 @@ impl Residency {
             if let Err(error) = tier.remove(ino.0)
                 && error.class() != ErrorClass::NotFound
             {
-                tracing::warn!(%ino, %error, "can't remove an object");
+                tracing::warn!(
+                    %ino,
+                    %error,
+                    "can't remove the object of a removed file from its tier; the next start tries \
+                     again"
+                );
             }
             self.forget_resident(ino, place.as_ref());
         }
@@ -747,7 +765,12 @@ impl Residency {
         let tier = &self.tiers[usize::from(resident.tier)].tier;
         let set = tier.open(file.ino.0).and_then(|object| object.set_times(atime, mtime));
         if let Err(error) = set {
-            tracing::warn!(ino = %file.ino, %error, "times not set on the tier");
+            tracing::warn!(
+                ino = %file.ino,
+                %error,
+                "times that a program has set could not be set on the file's object: only its \
+                 record has them"
+            );
         }
     }
 

@@ -4,6 +4,8 @@
 //! speak of what was written to a file that is open. So its file is taken for newer than the backing
 //! store, and is lost until somebody has decided ([`crate::aside`]), unless all bytes of the object are
 //! found in the version below.
+//!
+//! Tests: `tests/damaged.rs`, `crates/forebay/tests/damage.rs`.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -34,7 +36,12 @@ pub(crate) fn copied_version(
     }
     let compared = compare(meta, backing, tier, record);
     compared.unwrap_or_else(|error| {
-        tracing::warn!(ino = %record.ino, %error, "a damaged object can't be compared");
+        tracing::warn!(
+            ino = %record.ino,
+            %error,
+            "a damaged object can't be compared with the backing store, so its file counts as \
+             newer: `forebay fsck` says what can be done"
+        );
         None
     })
 }

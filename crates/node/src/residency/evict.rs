@@ -1,4 +1,10 @@
 //! Making room: the steward decides ([`steward`](super::steward)), this does.
+//!
+//! An eviction takes the lock of the file's data location, looks again, and removes a clean object
+//! that nobody uses. One that is open, dirty or pinned stays, and so does one of which no lease
+//! proves that nobody has it mapped. A dirty victim is flushed first, a large one may lose only its
+//! tail (`evict_tail`), and with several tiers a victim moves down (`move_object`). A writer that
+//! needs room takes that of removed files first (`free_room`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -322,7 +328,12 @@ impl Residency {
     fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
         match self.tiers[usize::from(to)].tier.remove(ino.0) {
             Err(error) if error.class() == ErrorClass::NotFound => return Ok(()),
-            Err(error) => tracing::warn!(%ino, %error, "the rest of a move can't be removed"),
+            Err(error) => tracing::warn!(
+                %ino,
+                %error,
+                "what a failed move left on another tier can't be removed; it does not count any \
+                 more"
+            ),
             Ok(()) => {}
         }
         self.edit_header(place, |header| {

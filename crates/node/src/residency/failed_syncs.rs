@@ -5,6 +5,10 @@
 //! until the machine restarts; after that what is read is what the device has. Before the next sync all
 //! that the file has here is written again, as it is read then: a sync that succeeds means that what is
 //! read is on the device. Where that can't be done the sync fails again.
+//!
+//! No sync is confirmed after one that failed before all was written again, also past the last
+//! close and the end of a daemon; and whatever is called clean was synced so
+//! (`tests/failed_sync.rs`, `crates/forebay/tests/failing_disk.rs`).
 
 use std::collections::HashSet;
 use std::fs;

@@ -4,6 +4,36 @@
 //! [`Residency`] owns the tiers, the objects and what is known of files in use, and only it says that a
 //! file is clean, dirty or resident. It knows no requests, no names, no streams and no other nodes: what
 //! it has to ask of those who stand on it is in [`seams`].
+//!
+//! - `data_location.rs`, `data.rs`, `residents.rs`: where the bytes of a file are, and what lies on
+//!   the tiers; `files.rs`: files in use.
+//! - `room.rs`, `charge.rs`, `shares.rs`: what objects are charged, and what users may take.
+//! - `fetch.rs`, `spill.rs`, `overlay.rs`, `evict.rs`, `prefetch.rs`: how bytes come in, go past
+//!   the tiers, are moved and leave; `steward.rs` drives the steward.
+//! - `unwritten.rs`: what proves that a file is clean; `synced.rs`: what is durable;
+//!   `failed_syncs.rs`: what a device has not written; `doubt.rs`, `aside.rs`: what is damaged, and
+//!   what can't be used and must not be thrown away; `failed.rs`: tiers that fail.
+//! - `inode_alias.rs`: what the kernel has open of a file; `published_spill.rs`: spill files that a
+//!   daemon published right before it died; `removals.rs`, `access.rs`: what follows a removal or a
+//!   read and nobody waits for.
+//!
+//! # Invariants
+//! - On disk, bytes come before what says that they are there, each durable before the next is
+//!   relied on, and the source goes last: a header that says dirty or whole follows its bytes, an
+//!   object is clean when its name in the backing store is durable, a version is announced durably
+//!   before it appears, and the only copy of anything goes when what forgets it is durable
+//!   (`tests/tests/mount_power.rs`).
+//! - A file counts as dirty from its first write on. Whoever judges it by its record asks for its
+//!   object as well, with the inode locked (`tests/foreign_changes.rs`).
+//! - An object counts as clean only with its length in the record: the close that would have
+//!   settled it finds nothing to do then.
+//! - What was looked at without the location's lock (a record's length, the base, an absent extent)
+//!   is looked at again under it before anything is built on it: a publication, a write past the
+//!   tier or an eviction may have come between (`tests/races.rs`).
+//! - Of two objects of one file the one that was moved more often between tiers counts: it is made
+//!   whole before the other goes, and nobody writes in between (`tests/moves.rs`).
+//! - A time that a program sets stays, whatever is settled or written back at that moment
+//!   (`tests/races.rs`, `tests/clean.rs`).
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,9 @@
 //! Fetching ahead: carries out what the steward asks for along hints, behind everything that
 //! somebody waits for.
+//!
+//! A fetch uses room that is there and never makes any. It stands behind every demand, in the queue
+//! and at the gate. A program that opens the file meanwhile takes over what was promised to it. The
+//! end of a fetch makes place for the next ([`forebay_core::prefetch::FLIGHTS`] at a time).
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

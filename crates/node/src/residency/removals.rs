@@ -89,7 +89,11 @@ impl Residency {
         let bytes = std::fs::read(&path).unwrap_or_default();
         match OpenOptions::new().append(true).create(true).mode(0o600).open(&path) {
             Ok(file) => drop(self.removals.1.set(file)),
-            Err(error) => tracing::warn!(%error, "removed files can't be noted"),
+            Err(error) => tracing::warn!(
+                %error,
+                "removed files can't be noted: after a crash, what they leave on the tiers is set \
+                 aside and not removed"
+            ),
         }
         bytes
             .chunks_exact(8)

@@ -1,4 +1,11 @@
 //! Room on the tiers: who may put how many bytes where, so that a tier's configured size holds.
+//!
+//! # Invariants
+//! - What is charged to a tier never exceeds its size, whoever takes room at once (tests of this
+//!   file). One exception: what an object grows by that the kernel reads by itself is charged
+//!   beyond it, since such an object can't give bytes away (`spill.rs`).
+//! - What an object and its map take up never exceeds its charge: it grows before the bytes are
+//!   written, in whole blocks, and shrinks only while nobody writes (`tests/past_the_tier.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -114,7 +114,11 @@ impl Residency {
                 self.decide(Event::Refused { object });
             }
             Err(error) => {
-                tracing::warn!(object = object.0, %error, "a decision could not be carried out");
+                tracing::warn!(
+                    object = object.0,
+                    %error,
+                    "an eviction or a move failed: the steward decides anew"
+                );
                 self.decide(Event::Refused { object });
             }
         }

@@ -11,6 +11,9 @@
 //!   while a mapping lives that outlasted its open file.
 //! - The bytes are those of the published version. They are compared before a flush if size and
 //!   modification time are those of that version; what was not written has both.
+//!
+//! Clean is proved, never inferred: until one of the two holds, the file is dirty
+//! (`tests/clean.rs`, `tests/tests/mount_clean.rs`).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

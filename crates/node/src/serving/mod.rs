@@ -1,5 +1,17 @@
 //! What this node does when other nodes ask: it stands above the requests of its own programs, and
 //! carries out those of others by the same means.
+//!
+//! Owns: which requests of other nodes are carried out, and by whom. What they mean to the cluster
+//! is in `cluster`; what they do to a file that this node owns is in `owner.rs`. Must not know: how
+//! nodes are reached and who else does (`cluster/peers.rs`), transports.
+//!
+//! # Invariants
+//! - A node at rest, or that ends, carries out nothing: it answers [`Fault::Closing`].
+//! - An incarnation that was replaced or expelled is not let in.
+//! - What names another epoch than this node's is refused, so that nobody acts on what an earlier
+//!   start has promised.
+//! - A write or a change of length is carried out once at most (`Cluster::in_turn`;
+//!   `crates/forebay/tests/owners.rs`).
 
 mod owner;
 

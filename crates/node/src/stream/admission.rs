@@ -87,7 +87,12 @@ impl Node {
         let Some((backing, start)) = self.source_of_stream(file)? else { return Ok(None) };
         let refuse = |why: Rejected| {
             let path = self.residency.path_of(file.ino);
-            tracing::info!(ino = %file.ino, reason = %why.reason, why = %why.message, "no stream");
+            tracing::info!(
+                ino = %file.ino,
+                reason = %why.reason,
+                why = %why.message,
+                "an open of a file with a rate got no stream: it is read without a guarantee"
+            );
             streams.tell_refused(file.ino.0, RefusedStream { path, rate, why });
             Ok(None)
         };

@@ -66,7 +66,12 @@ impl Node {
         streams.sort_by_key(|stream| stream.0);
         for (_, fh, ino, stream) in streams {
             if let Err(error) = self.take_over_stream(fh, ino, stream) {
-                tracing::warn!(%ino, %error, "a stream goes on without a guarantee");
+                tracing::warn!(
+                    %ino,
+                    %error,
+                    "a stream of the daemon before could not be admitted again: it goes on without \
+                     a guarantee"
+                );
             }
         }
     }
@@ -87,7 +92,13 @@ impl Node {
         let path = PathBuf::from(String::from_utf8_lossy(&shown).into_owned());
         let (here, this) = (Arc::clone(streams), self.this.clone());
         let refuse = move |why: Rejected| {
-            tracing::warn!(%ino, reason = %why.reason, why = %why.message, "a stream goes on without a guarantee");
+            tracing::warn!(
+                %ino,
+                reason = %why.reason,
+                why = %why.message,
+                "a stream of the daemon before could not be admitted again: it goes on without a \
+                 guarantee"
+            );
             here.tell_refused(ino.0, RefusedStream { path: shown.clone(), rate, why });
         };
         let Some(permit) = streams.enter() else {

@@ -11,6 +11,19 @@
 //! - [`hand_over`]: streams that another daemon had admitted.
 //!
 //! The machine is driven by `forebay_streams::Service`, which knows nothing of nodes.
+//!
+//! Owns: the streams of this mount with the threads that wait for them ([`Streams`]), what was
+//! refused lately, and which titles are kept on a tier. Must not know: names, other nodes; nothing
+//! below it knows of streams but by `ColdReads`, which `residency/seams.rs` defines.
+//!
+//! # Invariants
+//! - An open is never refused for want of a stream: it works without a guarantee, and the reason is
+//!   remembered (`tests/streams.rs`).
+//! - A read that the stream does not serve, or not in time, goes the way of all others.
+//! - A read that waits for its stream has a thread of the streams, and neither the file nor the
+//!   handle in hand.
+//! - As long as no stream is open, nothing takes turns.
+//! - Admitted streams run without a glitch beside cold reads (`tests/streams.rs`).
 
 mod admission;
 mod hand_over;

@@ -13,6 +13,10 @@
 //! The record follows once the version is there durably, and the header's `base` with or before it.
 //! A crash before the announcement leaves the old version; one after it either version, both known as
 //! ours; one in the middle of writing in place a mixture, also known, and written again.
+//!
+//! No version of others is replaced unseen (`crates/store/tests/commit.rs`), and a death at any
+//! point leaves the old or the new one (`tests/past_the_tier_faults.rs`,
+//! `tests/full_tiers_faults.rs`).
 
 use std::ffi::OsStr;
 use std::ops::Range;

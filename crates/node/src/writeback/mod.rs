@@ -4,6 +4,12 @@
 //! [`Writeback`] owns the backlog, what is known of the backing store's tree, and the threads that bring
 //! it in line. It stands on `residency` and the namespace; it knows no requests, no streams and no other
 //! nodes: what it has to ask of those who stand on it is in [`seams`].
+//!
+//! - `reconcile/`: the backlog. `flush.rs`, `staging.rs`, `in_place.rs`: bytes on their way.
+//! - `import/`: what the store has becomes known, and changes by others are noticed.
+//! - `published_open.rs`, `rest_gone.rs`, `parked.rs`: what must not be lost between the two.
+//!   `restamp.rs`: paths in the headers of dirty objects. `upkeep.rs`: what is looked after every
+//!   few seconds.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};

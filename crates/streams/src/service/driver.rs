@@ -419,7 +419,12 @@ impl Driver {
         if let Some(entry) = self.streams.get_mut(&stream) {
             entry.degraded = degraded;
             entry.restored = (!degraded).then_some(now);
-            tracing::warn!(stream = stream.0, path = %entry.path, degraded, "guarantee");
+            tracing::warn!(
+                stream = stream.0,
+                path = %entry.path,
+                degraded,
+                "a stream's guarantee was taken away (degraded), or given back"
+            );
         }
     }
 

@@ -189,7 +189,10 @@ impl LeasedState {
         }
         for part in parts {
             if !self.is_let_go(&part) {
-                tracing::warn!("a lease is left: what was read under it may still be relied on");
+                tracing::warn!(
+                    "a lease can't be given back, as the kernel may still rely on what was read \
+                     under it: other nodes wait until it times out"
+                );
                 continue;
             }
             if let Err(error) = self.give_back(&part, End::Idle) {
@@ -210,7 +213,11 @@ impl LeasedState {
         match self.open_journal() {
             Ok(open) => open,
             Err(error) => {
-                tracing::warn!(%error, "no leases are taken");
+                tracing::warn!(
+                    %error,
+                    "the journal of leases can't be opened, so none are taken: changes of names \
+                     are slower. Check the device of the first tier"
+                );
                 false
             }
         }

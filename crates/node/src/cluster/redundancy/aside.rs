@@ -109,7 +109,12 @@ impl Cluster {
                         tracing::info!(path = %path.display(), "the backing store has all that was kept aside here: it is removed");
                     }
                     Err(error) => {
-                        tracing::warn!(%error, path = %path.display(), "what is kept aside stays");
+                        tracing::warn!(
+                            %error,
+                            path = %path.display(),
+                            "can't remove what was kept aside, though the backing store has all of \
+                             it; it will be tried again"
+                        );
                     }
                 },
                 Err(error) => {

@@ -72,7 +72,12 @@ impl Cluster {
             let Some(client) = self.peer(node) else { continue };
             match client.other(REBALANCE, &Body::Empty, 0, WITHIN) {
                 Ok(_) => asked += 1,
-                Err(error) => tracing::warn!(node, %error, "a node does not move its copies"),
+                Err(error) => tracing::warn!(
+                    node,
+                    %error,
+                    "a node could not be asked to move copies: `forebay cluster rebalance` asks \
+                     again"
+                ),
             }
         }
         Ok(asked)

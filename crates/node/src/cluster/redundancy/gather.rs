@@ -55,7 +55,10 @@ struct Gatherer<'a> {
 }
 
 fn nonsense(error: &forebay_erasure::Error) -> NodeError {
-    tracing::error!(%error, "fragments of a file do not belong together");
+    tracing::error!(
+        %error,
+        "the fragments of a file do not fit together: reads of it get EIO until its owner is back"
+    );
     Errno::IO.into()
 }
 
@@ -93,7 +96,11 @@ impl<'a> Gatherer<'a> {
         while !self.is_read(&stripes, &found, &mut bytes)? {
             let more = self.choose(&found);
             if more.is_empty() {
-                tracing::warn!(ino = %self.ino, "too few fragments of a file can be had");
+                tracing::warn!(
+                    ino = %self.ino,
+                    "too few fragments of a file can be reached: reads of it fail until its owner, \
+                     or more nodes that have some, are back"
+                );
                 return Err(Errno::HOSTDOWN.into());
             }
             let run = |at: &usize| {
@@ -151,7 +158,11 @@ impl<'a> Gatherer<'a> {
             }
             for at in found.keys().filter(|at| pieces[**at].is_none()) {
                 if !std::mem::replace(&mut self.bad[*at], true) {
-                    tracing::warn!(ino = %self.ino, fragment = at, "a fragment of a file is not as it was made");
+                    tracing::warn!(
+                        ino = %self.ino,
+                        fragment = at,
+                        "a fragment of a file is damaged: others are used in its place"
+                    );
                 }
             }
             match self.decoder.decode(stripe, &pieces, here) {
@@ -182,7 +193,9 @@ impl<'a> Gatherer<'a> {
         if holder == self.cluster.me.node {
             let key = (self.ino.0, version, part);
             let read = self.cluster.safety.held.read_copy(key, offset, len);
-            return read.inspect_err(|error| tracing::warn!(%error, "no fragment")).ok();
+            return read
+                .inspect_err(|error| tracing::warn!(%error, "a fragment kept here can't be read"))
+                .ok();
         }
         let client = self.cluster.peer(holder)?;
         let ask = Ask { ino: self.ino.0, version, part, offset, len };
@@ -228,7 +241,12 @@ impl Cluster {
             let last = end == size;
             let put = Put { object, offset: at, total: end, last };
             if let Err(fault) = held.put_copy(&put, &bytes) {
-                tracing::warn!(%ino, %fault, "a file can't be put together");
+                tracing::warn!(
+                    %ino,
+                    %fault,
+                    "a file can't be put together here from its fragments, so this node does not \
+                     take it over"
+                );
                 let _ = held.drop_copy_held((ino.0, copies.version, 0));
                 return Ok(false);
             }

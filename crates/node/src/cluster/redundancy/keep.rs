@@ -203,7 +203,11 @@ impl Cluster {
         };
         match thread::Builder::new().name("copies".into()).spawn(keep) {
             Ok(thread) => self.writeback.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "nobody looks after copies"),
+            Err(error) => tracing::error!(
+                %error,
+                "no thread to look after copies on other nodes: lost ones are not made again, and \
+                 useless ones stay. Raise the limit of threads, and mount again"
+            ),
         }
     }
 
@@ -235,7 +239,12 @@ impl Cluster {
                     let failed = transfer.clone();
                     let begun = self.later(move |cluster| {
                         let done = cluster.copy_again(&transfer).unwrap_or_else(|error| {
-                            tracing::warn!(ino = transfer.group.0, %error, "copies are not made again");
+                            tracing::warn!(
+                                ino = transfer.group.0,
+                                %error,
+                                "a lost copy of a file could not be made again on another node; it \
+                                 will be tried again"
+                            );
                             false
                         });
                         cluster.safety.keeper.ended(&transfer, done);

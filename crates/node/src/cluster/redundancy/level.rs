@@ -111,7 +111,11 @@ impl Level {
 
 fn layout_of(data: usize, ends: &[u64]) -> Result<Layout> {
     Layout::new(data, ends).map_err(|error| {
-        tracing::error!(%error, "what is known of a file's fragments makes no sense");
+        tracing::error!(
+            %error,
+            "the record of a file's fragments makes no sense: what needs them gets EIO. Please \
+             report this as a defect"
+        );
         Errno::IO.into()
     })
 }

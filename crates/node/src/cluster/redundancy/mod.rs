@@ -354,7 +354,12 @@ impl Cluster {
             pending_copies.under_way.swap_remove(at);
         }
         if let Some(error) = failed {
-            tracing::warn!(%ino, %error, "a file has no copies yet");
+            tracing::warn!(
+                %ino,
+                %error,
+                "a file has no copies on other nodes yet and would be lost with this one; it will \
+                 be tried again"
+            );
             pending_copies.since.entry(ino.0).or_insert(since);
             pending_copies.again.push(ino.0);
         }

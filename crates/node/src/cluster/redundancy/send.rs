@@ -202,7 +202,11 @@ impl Cluster {
         lanes: &mut [Option<Lane>],
     ) -> Result<(), Failed> {
         let wrong = |error: forebay_erasure::Error| {
-            tracing::error!(%error, "a file can't be coded");
+            tracing::error!(
+                %error,
+                "a file can't be cut into fragments, so it has no copies on other nodes. Please \
+                 report this as a defect"
+            );
             Failed::Here(Errno::IO.into())
         };
         let mut encoder = Encoder::new(data, count, places).map_err(wrong)?;

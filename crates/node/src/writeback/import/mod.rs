@@ -5,6 +5,17 @@
 //! not listed yet costs one `stat`; the listing follows in the background. With
 //! [`Coherence::Open`](crate::Coherence::Open) a directory is compared with the backing store when
 //! the attribute time-out has passed since the last comparison, and a file at open.
+//!
+//! # Invariants
+//! - No copy is ever taken for a version that may be another: the record knows the change time that
+//!   our own last change left, a copy goes before the record follows what others did, and a change
+//!   time that an interruption left unknown equals none (`reconcile/tests/times_kept.rs`).
+//! - A part of a version that is resident never meets the rest of another one: what is opened below
+//!   is compared with the record before it is read, and before the first change
+//!   (`tests/foreign_changes.rs`).
+//! - A directory counts as known only if each name in it could be compared. Where a worker was at
+//!   one, or an inode of ours hides what stands there, the next look lists again
+//!   (`reconcile/tests/unseen.rs`).
 
 mod along;
 mod coherence;

@@ -177,7 +177,12 @@ impl Writeback {
         }
         let file = self.residency.files.get(record.ino);
         if let Err(error) = self.residency.load(&Context::DAEMON, &file) {
-            tracing::warn!(ino = %record.ino, %error, "what is here of a file can't be looked at");
+            tracing::warn!(
+                ino = %record.ino,
+                %error,
+                "a file in conflict can't be looked at on its tier: what only the backing store \
+                 has of it may be missing in the version kept here"
+            );
             return Ok(BOTH);
         }
         let location = file.location.read();

@@ -9,6 +9,40 @@
 //! it reports that an old name is gone only after the directories were synced, so that a crash at
 //! any point leaves records that name every place where the inode may be; with more than one such
 //! place the next worker looks which of them hold it.
+//!
+//! What remains hard is crashes and names that stand in each other's way:
+//! - Who owns some inodes waits only for one with a larger number, so nobody waits in a circle. The
+//!   ownership comes before all locks of files.
+//! - Many inodes share one sync of a directory (`Batch` in `work.rs`).
+//! - A wanted name that another inode of ours still has (a *stale name*): that inode is replaced if
+//!   it was removed, else *parked* in `limbo/`, and goes on from there (`occupied.rs`). So any
+//!   permutation of names resolves, cycles included.
+//! - A wanted name that others have put something under: both are kept, ours under a conflict name
+//!   (`conflict.rs`). So is what a crash of the machine has left of a file that was never synced
+//!   (`unsynced.rs`).
+//! - What the store says that it can't have is kept and named (`refused.rs`); a drain does not wait
+//!   for it.
+//! - What a plain user has closed to himself is opened in the store until the work there is done
+//!   (`closed_to_owner.rs`).
+//! - Names are due one second after their change, bytes after `--writeback`. A failure is tried
+//!   again with growing pauses and shown by `forebay status`.
+//!
+//! # Invariants
+//! All have their tests in `tests/stale.rs` and `tests/unseen.rs` of this module, and the last in
+//! `crates/node/tests/unseen_names.rs`; `tests/interleaved.rs` looks for orders of events that
+//! break one.
+//! - What is there is never taken for gone because it moved while it was looked for: before a name
+//!   is taken away, it is looked for again with its inode owned and nothing on the way to it on the
+//!   move, and only that inode goes.
+//! - A name that is only claimed never leads to what stands there: a directory is reached by the
+//!   handle of its maker until its making is reported. Nor is a name in such a directory taken for
+//!   gone because nobody can find the directory: a worker that meets that is busy until the
+//!   directory has had its turn.
+//! - What another inode of ours has under a name is never moved for the one that believes to stand
+//!   there.
+//! - What was claimed in a directory that is gone is gone.
+//! - What is changed under a known name is kept until names that nobody has looked at show it
+//!   (`Record::is_gone`).
 
 mod attributes;
 mod bytes;

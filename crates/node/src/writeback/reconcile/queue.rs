@@ -486,7 +486,11 @@ impl Writeback {
         let page = match self.meta.backlog(scan.after, SCAN_PAGE) {
             Ok(page) => page,
             Err(error) => {
-                tracing::error!(%error, "the backlog can't be read");
+                tracing::error!(
+                    %error,
+                    "the backlog can't be read: what is due reaches the backing store later. Check \
+                     the device of the first tier, or the metadata servers"
+                );
                 scan.next = Some(now + SCAN_INTERVAL);
                 return;
             }

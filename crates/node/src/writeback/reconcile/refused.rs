@@ -279,7 +279,11 @@ impl Writeback {
         let other = u32::from(geteuid().as_raw() != 1);
         match self.try_to_give(other, getegid().as_raw()) {
             Ok(gives) => self.reconciler.limits.keeps_owners.store(!gives, Ordering::Release),
-            Err(error) => tracing::warn!(%error, "can't see whether files can be given away"),
+            Err(error) => tracing::warn!(
+                %error,
+                "can't find out whether files in the backing store can be given to others; they \
+                 are taken to be. Check that the mount may write there"
+            ),
         }
     }
 
@@ -287,7 +291,11 @@ impl Writeback {
     pub(crate) fn look_at_names(&self) {
         match self.backing.keeps_ends() {
             Ok(keeps) => self.reconciler.limits.drops_ends.store(!keeps, Ordering::Release),
-            Err(error) => tracing::warn!(%error, "can't see whether names keep their ends"),
+            Err(error) => tracing::warn!(
+                %error,
+                "can't find out whether the backing store keeps dots and blanks at the ends of \
+                 names; it is taken to. Check that the mount may write there"
+            ),
         }
     }
 

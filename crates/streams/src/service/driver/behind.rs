@@ -61,7 +61,12 @@ impl Driver {
         };
         entry.parked = true;
         let path = &entry.path;
-        tracing::info!(stream = stream.0, %path, "behind the others of its title, and no place");
+        tracing::info!(
+            stream = stream.0,
+            %path,
+            "a stream has fallen behind the others of its title, and the device has no place for \
+             it alone: it waits for one"
+        );
         self.tally.behind += 1;
         self.take_back(stream);
         let (since, why) = ((self.clock)(), Rejected::of(refusal));
@@ -126,7 +131,8 @@ impl Driver {
         {
             tracing::warn!(
                 offset = read.offset,
-                "no memory for a read: slow readers have it in hand"
+                "no memory to read on: slow readers still have it in hand. More memory for streams \
+                 would help"
             );
         }
         // The machine may want the same at once.

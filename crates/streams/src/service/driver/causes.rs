@@ -74,7 +74,13 @@ impl Driver {
         if let Some(entry) = self.streams.get_mut(&stream) {
             entry.glitches += 1;
             let (path, late_ms) = (&entry.path, late.as_millis());
-            tracing::warn!(stream = stream.0, %path, cause, late_ms, "glitch");
+            tracing::warn!(
+                stream = stream.0,
+                %path,
+                cause,
+                late_ms,
+                "data of a stream came after their deadline"
+            );
         }
     }
 

@@ -133,7 +133,13 @@ impl Driver {
         let Some(reading) = self.titles.get_mut(&title) else { return };
         reading.failures += 1;
         reading.crowded = false;
-        tracing::warn!(offset = range.start, %why, failures = reading.failures, "a read failed");
+        tracing::warn!(
+            offset = range.start,
+            %why,
+            failures = reading.failures,
+            "a read for streams failed: after a few in a row the streams of the file are broken \
+             off"
+        );
         if reading.failures >= FAILURES_MAX {
             self.break_off(title, &StreamError::Device(why));
         }

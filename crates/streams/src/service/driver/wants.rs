@@ -65,7 +65,11 @@ impl Driver {
                     core.update(|queue| queue.parked = asks);
                 }
                 self.tally.parked += 1;
-                tracing::info!(stream = stream.0, path = %entry.path, "idle, its place is free");
+                tracing::info!(
+                    stream = stream.0,
+                    path = %entry.path,
+                    "nobody reads a stream: its place goes to others until somebody does"
+                );
                 Event::Park(stream)
             }
         };
