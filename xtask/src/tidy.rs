@@ -27,7 +27,7 @@ const RULES: &[Rule] = &[
     book::complete,
     claims::sound,
     tests_named::exist,
-    tests_named::statements_have_tests,
+    tests_named::files_exist,
 ];
 
 /// Every rule on every file.

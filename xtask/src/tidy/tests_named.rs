@@ -14,9 +14,6 @@ use crate::repository::Repository;
 /// Documents whose tests must exist.
 const PROMISING: &[&str] = &["ARCHITECTURE.md", "docs/papers.md"];
 
-/// Documents, and the sections in them (all if empty), each of whose list items names a test.
-const STATEMENTS: &[(&str, &str)] = &[("ARCHITECTURE.md", "## Invariants")];
-
 /// Every test that a document names is in the sources.
 pub fn exist(repository: &Repository) -> Vec<Finding> {
     let known = functions(repository);
@@ -35,15 +32,22 @@ pub fn exist(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
-/// Every statement names a test.
-pub fn statements_have_tests(repository: &Repository) -> Vec<Finding> {
+/// Every file of tests that the header of a module names is there: such a path begins at the root of the
+/// repository or at that of the crate.
+pub fn files_exist(repository: &Repository) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (path, section) in STATEMENTS {
-        let Some(text) = repository.text(path) else { continue };
-        for (line, item) in items(text, section) {
-            if named(&item).next().is_none() {
-                let start: String = item.chars().take(50).collect();
-                findings.push(Finding::at(*path, line, format!("no test named: {start}")));
+    for (path, text) in repository.ending(&[".rs"]) {
+        let Some((root, _)) = path.split_once("/src/") else { continue };
+        let header = text.lines().enumerate().filter(|(_, line)| line.starts_with("//!"));
+        for (number, line) in header {
+            let quoted = line.split('`').skip(1).step_by(2);
+            let files = quoted.filter(|file| file.contains("tests/") && file.ends_with(".rs"));
+            for file in files {
+                let there = repository.text(file).or(repository.text(&format!("{root}/{file}")));
+                if there.is_none() {
+                    let message = format!("there are no tests `{file}`");
+                    findings.push(Finding::at(path, number + 1, message));
+                }
             }
         }
     }
@@ -160,12 +164,16 @@ mod tests {
     }
 
     #[test]
-    fn statements_when_one_has_no_test_then_found_only_where_asked_for() {
-        let text =
-            "- a room\n## Invariants\n- kept. Test: `other`.\n- a hope\n  of more\n\nText.\n";
-        let found = statements_have_tests(&with(text));
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].line, Some(4));
+    fn files_when_a_header_names_one_that_is_not_there_then_found() {
+        let header =
+            "//! Kept: `tests/kept.rs`, `crates/b/tests/c.rs`.\n//! And `tests/gone.rs`.\n";
+        let found = files_exist(&Repository::of(&[
+            ("crates/a/src/lib.rs", header),
+            ("crates/a/tests/kept.rs", ""),
+            ("crates/b/tests/c.rs", ""),
+        ]));
+        let gone = "there are no tests `tests/gone.rs`";
+        assert_eq!(found, [Finding::at("crates/a/src/lib.rs", 2, gone)]);
     }
 
     #[test]
