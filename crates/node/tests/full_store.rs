@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Ino, SetAttr, WritebackPolicy};
+use forebay_node::{Ino, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Verdict};
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -188,6 +188,57 @@ fn file_in_a_full_store_when_made_shorter_while_the_tiers_are_full_then_it_is_an
                 assert!(rig.plain("other") == old[..1] && rig.get("other") == old[..1], "{what}");
             }
             assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+        }
+    }
+}
+
+/// Sets something of a file that needs no room and has not reached the backing store when the file is cut.
+type Change = fn(&Rig, Ino);
+
+#[test]
+fn file_in_a_full_store_when_its_attributes_are_on_their_way_then_it_can_be_made_shorter() {
+    let changes: [(&str, Change); 4] = [
+        ("times", |rig, ino| {
+            let time = SetTime::At(Timestamp::new(1_000_000_000, 0));
+            let set = SetAttr { mtime: Some(time), ..SetAttr::default() };
+            drop(rig.node().setattr(&CONTEXT, ino, &set).unwrap());
+        }),
+        ("a mode", |rig, ino| {
+            let set = SetAttr { mode: Some(0o6777), ..SetAttr::default() };
+            drop(rig.node().setattr(&CONTEXT, ino, &set).unwrap());
+        }),
+        ("an attribute", |rig, ino| {
+            rig.node().set_xattr(&CONTEXT, ino, b"user.a", b"1", 0, false).unwrap();
+        }),
+        ("a link", |rig, ino| {
+            rig.node().link(&CONTEXT, ino, Ino::ROOT, b"link").unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        let full = Arc::new(Full::default());
+        let rig = Rig::new(&[MIB], full.clone(), |config| {
+            config.writeback = WritebackPolicy::OnEviction;
+        });
+        let old = noise(1, 600_000);
+        std::fs::write(rig.backing().join("file"), &old).unwrap();
+        let ino = rig.ino("file");
+        full.0.store(true, Ordering::Relaxed);
+        let fill = rig.create("fill");
+        let mut at = 0;
+        while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
+            at += written as u64;
+        }
+        change(&rig, ino);
+        let set = rig.node().setattr(&CONTEXT, ino, &cut(300_000));
+        assert_eq!(set.unwrap_or_else(|error| panic!("{error}: {what}")).attr.size, 300_000);
+        assert!(rig.get("file") == old[..300_000], "{what}");
+        rig.node().release(fill);
+        full.0.store(false, Ordering::Relaxed);
+        rig.drain();
+        assert!(rig.plain("file") == old[..300_000], "{what}");
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+        if what == "a link" {
+            assert!(rig.plain("link") == old[..300_000], "{what}");
         }
     }
 }

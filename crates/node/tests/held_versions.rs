@@ -4,7 +4,7 @@
 mod rig;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, NodeError};
 use forebay_store::decorators::Transparent;
@@ -188,4 +188,31 @@ fn open_file_that_others_have_removed_when_many_more_are_removed_then_its_attrib
     let attr = rig.node().getattr(&CONTEXT, old).unwrap().attr;
     assert_eq!((attr.size, attr.nlink), (SIZE as u64, 0));
     rig.node().release(fh);
+}
+
+#[test]
+fn attributes_by_a_descriptor_when_they_find_out_that_the_file_was_removed_then_are_those_it_had() {
+    for moved_away in [false, true] {
+        for written in [false, true] {
+            let rig = rig(4 * MIB);
+            let (ino, fh) = (rig.ino("file"), rig.open("file", libc::O_RDWR));
+            if written {
+                rig.write(fh, 0, b"1");
+                let until = Instant::now() + Duration::from_secs(5);
+                rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+            }
+            match moved_away {
+                true => std::fs::rename(rig.backing().join("file"), rig.dir.join("away")),
+                false => std::fs::remove_file(rig.backing().join("file")),
+            }
+            .unwrap();
+            for _ in 0..2 {
+                let found = rig.node().getattr(&CONTEXT, ino).unwrap().attr;
+                // One that was written may be made again when it is closed.
+                let links = if written { found.nlink } else { 0 };
+                assert_eq!((found.size, found.nlink), (SIZE as u64, links), "{moved_away}");
+            }
+            rig.node().release(fh);
+        }
+    }
 }

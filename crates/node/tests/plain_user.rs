@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_node::{Context, Ino, NewFile, NodeError, Remaining};
+use forebay_node::{Context, Ino, NewFile, NodeError, Remaining, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{KIB, MIB, Rig, noise};
 
@@ -229,6 +229,7 @@ fn while_in_use() {
     rig.node().release(fh);
     drain(&rig);
     assert_eq!(about("closed"), before);
+    closed_both_while_in_use(&rig);
     // A directory that names can be looked up in, and not listed.
     let changed = || {
         let found = std::fs::metadata(rig.backing().join("entered")).unwrap();
@@ -243,6 +244,41 @@ fn while_in_use() {
     assert_eq!(changed(), before, "it was opened, and closed again");
     rig.node.take().unwrap().stop(std::time::Duration::from_secs(5));
     std::mem::forget(rig);
+}
+
+/// A directory and one in it are closed while a file below is written: to close the one may take opening
+/// the other.
+fn closed_both_while_in_use(rig: &Rig) {
+    let node = rig.node();
+    let mut dir = Ino::ROOT;
+    let mut dirs = Vec::new();
+    for name in ["outer", "inner"] {
+        dir = node.mkdir(&CONTEXT, dir, name.as_bytes(), 0o755, 0).unwrap().ino;
+        dirs.push(dir);
+    }
+    let new = NewFile { mode: 0o644, umask: 0 };
+    let fh = node.create_and_open(&CONTEXT, dir, b"file", new, libc::O_RDWR).unwrap().1.fh;
+    let until = || std::time::Instant::now() + std::time::Duration::from_secs(5);
+    node.writeback().sync_subtree(Ino::ROOT, until(), &mut |_| true).unwrap();
+    for turn in 0..2 {
+        node.write(&CONTEXT, fh, 0, format!("turn {turn}").as_bytes()).unwrap();
+        let time = SetTime::At(Timestamp::new(195_817_208, 0));
+        let set = SetAttr { mtime: Some(time), ..SetAttr::default() };
+        node.setattr(&CONTEXT, dirs[0], &set).unwrap();
+        for (dir, mode) in [(dirs[1], 0o200), (dirs[0], 0o600)] {
+            let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            node.setattr(&CONTEXT, dir, &set).unwrap();
+        }
+        node.writeback().sync_subtree(Ino::ROOT, until(), &mut |_| true).unwrap();
+        let outer = std::fs::metadata(rig.backing().join("outer")).unwrap();
+        assert_eq!(outer.permissions().mode() & 0o777, 0o600, "turn {turn}");
+        for dir in &dirs {
+            let set = SetAttr { mode: Some(0o755), ..SetAttr::default() };
+            node.setattr(&CONTEXT, *dir, &set).unwrap();
+        }
+    }
+    node.release(fh);
+    drain(rig);
 }
 
 #[test]

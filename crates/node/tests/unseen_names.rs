@@ -117,6 +117,25 @@ fn file_with_a_name_that_nobody_has_looked_at_when_its_known_one_goes_then_the_o
 }
 
 #[test]
+fn file_with_a_name_that_nobody_has_looked_at_when_removed_while_written_then_a_sync_takes_its_name()
+ {
+    let rig = rig();
+    let known = at(&rig, "a", "x").expect("there");
+    let opened = rig.node().open(&CONTEXT, known, libc::O_RDWR).unwrap();
+    rig.write(opened.fh, BEFORE.len() as u64, b", and");
+    take_the_known_name(&rig, Goes::Removed);
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+    assert!(!rig.backing().join("a/x").exists());
+    rig.write(opened.fh, BEFORE.len() as u64 + 5, b" more");
+    rig.node().release(opened.fh);
+    rig.drain();
+    assert_eq!(rig.plain("b/x"), AFTER);
+    assert_eq!(std::fs::metadata(rig.backing().join("b/x")).unwrap().nlink(), 1);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+#[test]
 fn file_with_a_name_that_nobody_has_looked_at_when_the_daemon_dies_then_the_other_shows_it() {
     for goes in [Goes::Removed, Goes::Replaced, Goes::RemovedBefore] {
         let mut rig = rig();

@@ -120,12 +120,14 @@ impl Writeback {
         Ok(true)
     }
 
-    /// Whether a file is in the backing store, and no byte of it elsewhere.
+    /// Whether a file is in the backing store, and no byte of it elsewhere. Its attributes and names may be
+    /// on their way there.
     fn is_below_alone(&self, location: &DataLocation, record: &Record) -> bool {
         location.place.is_none()
             && matches!(location.base, Underlay::Backing(_))
             && !self.residency.is_unsettled(record.ino)
-            && !record.differs()
+            && !(record.is_dirty() || record.spilled || record.owner.is_some())
+            && record.backing.pending.is_none()
             && !record.links.is_empty()
             && record.backing.fingerprint.is_some_and(|known| known.size == record.attr.size)
             && !self.residency.peers.is_clustered()

@@ -109,9 +109,11 @@ impl Writeback {
     /// After files in use were written: closes directories that were opened for that, and sets their times.
     /// What fails stays in the backlog.
     pub(super) fn settle_directories(&self, until: Instant) -> Result<()> {
+        let opened = || self.reconciler.opened_dirs.load(Ordering::Acquire);
         for _ in 0..MAX_REOPENED {
+            let before = opened();
             // Where none was opened, they can wait for their turn.
-            let behind = match self.reconciler.opened_dirs.load(Ordering::Acquire) {
+            let behind = match before {
                 0 => Vec::new(),
                 _ => self.directories_behind()?,
             };
@@ -123,7 +125,9 @@ impl Writeback {
                     tracing::debug!(%dir, %error, "a directory waits for its turn");
                 }
             }
-            if !self.restore_times_by_opening() {
+            // To close one may have opened another.
+            self.keep_up(Step::Times);
+            if opened() == before {
                 break;
             }
         }

@@ -21,11 +21,16 @@ impl Writeback {
     /// Takes the names of an inode that has none here.
     pub(super) fn remove<'a>(&'a self, work: &mut Work<'a>, depth: usize) -> Result<Step> {
         let is_file = work.record.attr.kind == FileKind::Regular;
+        if work.record.orphan && is_file {
+            // Its name goes, whoever writes it: what is written is within reach by the one in limbo.
+            let hidden = self.hide(work)?;
+            return match hidden {
+                Step::Done => self.write_for_unseen_names(work, depth),
+                Step::Again => Ok(Step::Again),
+            };
+        }
         if self.write_for_unseen_names(work, depth)? == Step::Again {
             return Ok(Step::Again);
-        }
-        if work.record.orphan && is_file {
-            return self.hide(work);
         }
         for link in work.record.backing.links.clone() {
             // Deeper down, it is removed for the sake of the one that wants the name.
