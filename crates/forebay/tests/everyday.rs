@@ -406,6 +406,25 @@ fn pin_when_a_file_has_no_room_then_it_is_refused_and_not_pinned() {
 }
 
 #[test]
+fn pin_when_the_room_ends_within_a_file_then_that_one_is_refused_and_not_pinned() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    for name in ["a", "b"] {
+        let file = fs::File::create(site.path(&format!("backing/{name}"))).unwrap();
+        file.set_len(160 << 20).unwrap();
+    }
+    site.mount(&[]);
+    let (code, text) = site.run(&["pin", "--quiet", &site.text("mnt/a"), &site.text("mnt/b")]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.starts_with("pinned 1 file, fetched 160 MiB\n  b: "), "{text}");
+    let (_, text) = site.run(&["where", &site.text("mnt/a"), &site.text("mnt/b")]);
+    let (first, second) = text.split_once('\n').unwrap();
+    assert!(first.contains(", pinned") && !second.contains(", pinned"), "{text}");
+}
+
+#[test]
 fn warm_in_the_background_when_it_runs_then_the_status_shows_how_far_it_is() {
     if !can_mount() {
         return;

@@ -74,7 +74,7 @@ fn passthrough_refusals_have_their_real_reason() {
     site.mount(&["--writeback", "through"]);
     let state = site.status()["passthrough"].clone();
     if state["mode"] == "off" {
-        eprintln!("the rest is skipped: {}", state["reason"]);
+        eprintln!("skipped: the rest: {}", state["reason"]);
         return site.umount();
     }
     assert_eq!(state["mode"], "read", "the default");

@@ -93,7 +93,15 @@ fn files(repository: &Repository) -> Vec<(&'static str, &str, String)> {
 
 /// A text without its comments and tests.
 fn code_of(text: &str) -> String {
-    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    // A module of tests ends the file; one in a file of its own is a line.
+    let mut code = text;
+    for (at, mark) in text.match_indices("#[cfg(test)]\nmod ") {
+        let named = &text[at + mark.len()..];
+        if named.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_').starts_with(" {") {
+            code = &text[..at];
+            break;
+        }
+    }
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -289,6 +297,10 @@ mod tests {
         assert_eq!(of("crates/node/src/clock.rs", "use crate::error::Result;\n"), 0);
         assert_eq!(of("crates/node/src/handles.rs", names), 0);
         assert_eq!(of("crates/node/src/report.rs", names), 0);
+        let tests = "#[cfg(test)]\nmod tests;\n";
+        assert_eq!(of("crates/node/src/clock.rs", &[tests, names].concat()), 1);
+        let tests = "#[cfg(test)]\nmod tests {\n";
+        assert_eq!(of("crates/node/src/clock.rs", &[tests, names].concat()), 0);
         assert_eq!(of("crates/node/src/new.rs", ""), 1);
         assert_eq!(of("crates/node/src/residency/a.rs", "use crate::report::LOOKED_AT;\n"), 1);
     }

@@ -23,6 +23,9 @@ pub struct MountArgs {
     pub json: bool,
 }
 
+/// The heading of what is no setting.
+const MORE: &str = "More";
+
 impl Args for MountArgs {
     fn augment_args(command: Command) -> Command {
         let command = SETTINGS.iter().fold(command, |command, setting| command.arg(flag(setting)));
@@ -32,6 +35,7 @@ impl Args for MountArgs {
                     .long("config")
                     .value_name("FILE")
                     .value_parser(clap::value_parser!(PathBuf))
+                    .help_heading(MORE)
                     .help("Read settings from this TOML file")
                     .long_help("Read settings from this TOML file, whose keys are the names of the flags. [env: FOREBAY_CONFIG] [default: ~/.config/forebay/forebay.toml, else /etc/forebay/forebay.toml, if there is one]"),
             )
@@ -41,9 +45,16 @@ impl Args for MountArgs {
                     .value_name("OPTIONS")
                     .action(ArgAction::Append)
                     .value_parser(OsStringValueParser::new())
+                    .help_heading(MORE)
                     .help("Settings in the form of mount(8): tier=DIR=SIZE,policy=P,ro"),
             )
-            .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
+            .arg(
+                Arg::new("json")
+                    .long("json")
+                    .action(ArgAction::SetTrue)
+                    .help_heading(MORE)
+                    .help("Print JSON"),
+            )
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -78,10 +89,8 @@ impl FromArgMatches for MountArgs {
 pub(super) fn heading(key: &str) -> Option<&'static str> {
     match key {
         "backing" | "mountpoint" | "tier" | "policy" | "writeback" | "durability" | "coherence"
-        | "cluster" | "read-only" | "dataset" | "allow-other" | "foreground" | "create-tier" => {
-            None
-        }
-        "redundancy" | "repair-rate" | "host-tasks" | "auto-migrate" => Some("Cluster"),
+        | "read-only" | "dataset" | "allow-other" | "foreground" | "create-tier" => None,
+        "cluster" | "redundancy" | "repair-rate" | "host-tasks" | "auto-migrate" => Some("Cluster"),
         key if key.starts_with("cluster-") => Some("Cluster"),
         key if key.starts_with("stream-") => Some("Streams"),
         "passthrough" | "attr-timeout" | "entry-timeout" | "high-mark" | "low-mark"
@@ -198,9 +207,26 @@ mod tests {
         let mount = command.find_subcommand_mut("mount").unwrap();
         let help = mount.render_help().to_string();
         let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
-        for common in ["--tier", "--policy", "--writeback", "--coherence", "--read-only"] {
-            assert!(at(common) < at("\nCluster:"), "{common}: {help}");
-        }
+        let options = &help[at("\nOptions:")..];
+        let first = options[1..].split("\n\n").next().unwrap();
+        let flags = first.lines().filter(|line| line.trim_start().starts_with('-'));
+        let mut flags: Vec<_> =
+            flags.filter_map(|line| line.trim_start().split([' ', '[', ',']).next()).collect();
+        flags.sort_unstable();
+        let common = [
+            "--allow-other",
+            "--coherence",
+            "--create-tier",
+            "--dataset",
+            "--durability",
+            "--foreground",
+            "--policy",
+            "--read-only",
+            "--tier",
+            "--writeback",
+            "-h",
+        ];
+        assert_eq!(flags, common, "{help}");
         for (heading, setting) in [("Cluster", "--redundancy"), ("The daemon", "--log-level")] {
             assert!(at(&format!("\n{heading}:")) < at(setting), "{setting}: {help}");
         }

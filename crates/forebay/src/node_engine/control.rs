@@ -295,7 +295,14 @@ impl NodeControl {
         if before.kind == FileKind::Directory {
             return Ok(Done::Directory);
         }
-        let warmed = self.warm_one(ino, headway);
+        let warmed = self.warm_one(ino, headway).and_then(|done| {
+            let now = self.node.whereabouts(ino)?;
+            Ok(match (done, now.residency) {
+                (Done::Bytes(_), Resident::Partial) if now.dirty => Done::Refused(PAST_THE_TIERS),
+                (Done::Bytes(_), Resident::Partial) => Done::Refused(NO_ROOM),
+                (done, _) => done,
+            })
+        });
         if !matches!(warmed, Ok(Done::Bytes(_) | Done::Nothing)) && !before.pinned {
             self.node.pin(ino, false)?;
         }

@@ -42,6 +42,15 @@ pub struct Headway<'a> {
     go_on: bool,
 }
 
+/// A file is done of which so many bytes were moved. The others were there already, or can't be: they
+/// count neither as done nor as to be done, or they would be taken for very fast work.
+fn count_done(told: &mut Progress, size: u64, moved: u64) {
+    told.files_done += 1;
+    told.bytes_copied += moved;
+    told.bytes_done += moved;
+    told.bytes_total = told.bytes_total.saturating_sub(size.saturating_sub(moved));
+}
+
 impl Headway<'_> {
     /// So many bytes of the file in hand are done. False if it is to end.
     pub fn within_file(&mut self, node: &Node, ino: Ino, bytes: u64) -> bool {
@@ -90,11 +99,12 @@ pub fn each_file(
             if !wanted || !headway.go_on {
                 return headway.go_on;
             }
+            let mut moved = 0;
             match work(record.ino, &mut headway) {
                 Ok(Done::Bytes(bytes)) => {
                     outcome.files += 1;
                     outcome.bytes += bytes;
-                    headway.told.bytes_copied += bytes;
+                    moved = bytes;
                 }
                 Ok(Done::Nothing) => outcome.skipped += 1,
                 Ok(Done::Directory) => {}
@@ -106,8 +116,7 @@ pub fn each_file(
                 }
             }
             if is_file {
-                headway.told.files_done += 1;
-                headway.told.bytes_done += record.attr.size;
+                count_done(&mut headway.told, record.attr.size, moved);
             }
             headway.tell(node, record.ino, 0);
             headway.go_on
@@ -137,5 +146,21 @@ fn fail(outcome: &mut Outcome, path: WirePath, why: String) {
     outcome.failed += 1;
     if outcome.failures.len() < LISTED {
         outcome.failures.push((path, why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_when_most_is_there_already_then_the_rate_and_the_rest_are_of_what_is_moved() {
+        let mut told = Progress { files_total: 3, bytes_total: 30, ..Progress::default() };
+        // One that is there, one of which a part is, and the next to be moved.
+        count_done(&mut told, 10, 0);
+        count_done(&mut told, 10, 4);
+        assert_eq!((told.files_done, told.bytes_done, told.bytes_total), (2, 4, 14));
+        count_done(&mut told, 10, 10);
+        assert_eq!((told.files_done, told.bytes_done, told.bytes_total), (3, 14, 14));
     }
 }

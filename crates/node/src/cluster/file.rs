@@ -9,6 +9,8 @@ use super::redundancy::Begun;
 
 /// The cluster's part of a file in use: no lower room looks into it.
 pub(crate) struct FileInCluster {
+    /// Whoever writes at the end holds it between the look where that is and the write.
+    pub(crate) appending: Mutex<()>,
     /// The version in the backing store that counted at the last open.
     pub(crate) shown: Mutex<Option<Option<Fingerprint>>>,
     /// Opens through the owner since the file came into use, whatever they are now.
@@ -34,6 +36,7 @@ pub(crate) struct FileInCluster {
 impl Default for FileInCluster {
     fn default() -> Self {
         FileInCluster {
+            appending: Mutex::new(()),
             shown: Mutex::default(),
             remote_opens: AtomicU32::new(0),
             pages_replaced: AtomicU64::new(0),

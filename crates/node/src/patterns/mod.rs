@@ -7,6 +7,14 @@
 //! else leaves at once. What leaves goes into a queue of fixed size, without a lock or an allocation,
 //! and what finds it full is only counted. A thread takes it from there, finds out who the processes
 //! are, and keeps the patterns (`forebay_profile`).
+//!
+//! Owned here: the recording, its queue and its thread. The room knows handles and records; it must not know
+//! what requests do with bytes, nor what anybody does with the patterns.
+//!
+//! # Invariants
+//! - A request waits for nobody here, and allocates nothing.
+//! - What is lost is counted, and what is recorded needs bounded memory (tests of this file,
+//!   `crates/forebay/tests/patterns.rs`).
 
 mod recorded;
 mod report;

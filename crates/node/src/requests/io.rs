@@ -195,7 +195,7 @@ impl Node {
             }
             context.wait()?;
         }
-        let one_at_the_end = at.is_none().then(|| file.appending.lock());
+        let one_at_the_end = at.is_none().then(|| file.cluster.appending.lock());
         let offset = at.map_or_else(|| self.length_now(context, file), Ok)?;
         if let Some(written) = self.write_the_short_way(context, file, offset, data)? {
             return Ok((offset, written));
@@ -218,7 +218,9 @@ impl Node {
         let (offset, _one_at_the_end) = match at {
             Some(offset) => (offset, None),
             None => {
-                let Some(one_at_the_end) = file.appending.try_lock() else { return Ok(None) };
+                let Some(one_at_the_end) = file.cluster.appending.try_lock() else {
+                    return Ok(None);
+                };
                 let Some(location) = file.location.try_read() else { return Ok(None) };
                 (self.length_in(file, &location)?, Some(one_at_the_end))
             }

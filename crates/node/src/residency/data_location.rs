@@ -1,7 +1,9 @@
 //! Where a file's bytes are: an object on a tier, and the underlay that fills its gaps.
 //!
-//! A file is in one of these states. It leaves it only by the transitions named, all of which are in this
-//! room and have the location for themselves, or hold `Charge::growing` where they only mark.
+//! A file is in one of these states, and leaves it by the transitions named, which have the location for
+//! themselves, or hold `Charge::growing` where they only mark. Beside them, write-back lets go of a spill
+//! file that it has published and cuts a file that is below alone (`writeback/flush.rs`, `in_place.rs`), and
+//! recovery and other nodes' take-overs put in place what was left (`lifecycle/`, `cluster/redundancy/`).
 //!
 //! | State | Object, its header | Underlay | Goes to |
 //! |---|---|---|---|

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use forebay_meta::Attr;
 use forebay_store::{Attributes, Object};
-use forebay_types::{Fingerprint, Ino};
+use forebay_types::Ino;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::context::Context;
@@ -48,8 +48,6 @@ pub struct File {
     pub filler: Mutex<Filler>,
     /// The record's `change` when the namespace was last made durable for this file, plus one.
     pub durable_change: AtomicU64,
-    /// In a cluster: whoever writes at the end holds it between the look where that is and the write.
-    pub appending: Mutex<()>,
     /// Whether a mapping may live that outlasted a passthrough open and that programs store into.
     pub stored_unseen: StoredUnseen,
     /// Whether the kernel may have pages of it in its cache: what programs store into them through
@@ -63,8 +61,6 @@ pub struct File {
     /// The spill file, for who sets its time: whoever has the location in hand may wait for the backing
     /// store.
     pub spill: Mutex<Weak<Spill>>,
-    /// The version below when it was last seen to be the one that is known.
-    pub below: Mutex<Option<Fingerprint>>,
     /// Syncs of which somebody may have been told. Whoever is about to give the name of the file to another
     /// one holds it, so that nobody is told between the look whether the file was synced and the change.
     pub syncs: Mutex<u64>,
@@ -136,13 +132,11 @@ impl File {
             set_ids: SetIds::default(),
             filler: Mutex::default(),
             durable_change: AtomicU64::new(0),
-            appending: Mutex::new(()),
             stored_unseen: StoredUnseen::default(),
             pages_in_kernel: AtomicBool::new(false),
             clean_as: Mutex::default(),
             times: Mutex::new(()),
             spill: Mutex::default(),
-            below: Mutex::default(),
             syncs: Mutex::default(),
             syncing: RwLock::default(),
             gone: OnceLock::new(),

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use forebay_types::Fingerprint;
 use parking_lot::Mutex;
 
 use super::staging::Staged;
@@ -17,4 +18,6 @@ pub(crate) struct FileInWriteback {
     pub(crate) flush_begun: AtomicU64,
     /// The number of the latest flush that the backing store has.
     pub(crate) flush_done: AtomicU64,
+    /// The version below when it was last seen to be the one that is known.
+    pub(crate) below: Mutex<Option<Fingerprint>>,
 }

@@ -79,6 +79,13 @@ impl Writeback {
             return Ok(false);
         }
         context.wait()?;
+        let record = self.meta.get(file.ino)?;
+        if record.namespace_differs() && !(record.is_dirty() || record.spilled) {
+            // Its attributes and names, on their way there, need no room as a rule.
+            if let Err(error) = self.reconcile(file.ino) {
+                tracing::debug!(ino = %file.ino, %error, "a file can't be cut before it is in line");
+            }
+        }
         let Some(_owned) = self.own(file.ino, WORKER_TIMEOUT) else { return Ok(false) };
         let mut location = file.location.write();
         let record = self.meta.get(file.ino)?;
@@ -120,14 +127,12 @@ impl Writeback {
         Ok(true)
     }
 
-    /// Whether a file is in the backing store, and no byte of it elsewhere. Its attributes and names may be
-    /// on their way there.
+    /// Whether a file is in the backing store, and no byte of it elsewhere.
     fn is_below_alone(&self, location: &DataLocation, record: &Record) -> bool {
         location.place.is_none()
             && matches!(location.base, Underlay::Backing(_))
             && !self.residency.is_unsettled(record.ino)
-            && !(record.is_dirty() || record.spilled || record.owner.is_some())
-            && record.backing.pending.is_none()
+            && !record.differs()
             && !record.links.is_empty()
             && record.backing.fingerprint.is_some_and(|known| known.size == record.attr.size)
             && !self.residency.peers.is_clustered()

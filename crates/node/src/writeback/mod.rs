@@ -5,6 +5,13 @@
 //! it in line. It stands on `residency` and the namespace; it knows no requests, no streams and no other
 //! nodes: what it has to ask of those who stand on it is in [`seams`].
 //!
+//! # Invariants
+//! - Who works on an inode owns it, and nobody else changes what its record says of the backing store
+//!   meanwhile (`tests/interleaved.rs`).
+//! - What differs from the backing store is in the backlog, and the backlog empties (`tests/model.rs`).
+//! - Nothing is published over a version that was not known (`crates/node/tests/foreign_changes.rs`).
+//!
+//! # Parts
 //! - `reconcile/`: the backlog. `flush.rs`, `staging.rs`, `in_place.rs`: bytes on their way.
 //! - `import/`: what the store has becomes known, and changes by others are noticed.
 //! - `published_open.rs`, `rest_gone.rs`, `parked.rs`: what must not be lost between the two.
@@ -41,9 +48,6 @@ pub(crate) mod staging;
 pub(crate) mod upkeep;
 
 /// What is brought to the backing store, and what is known of it.
-///
-/// Holds: who works on an inode owns it, and its record is changed by nobody else meanwhile; what differs
-/// from the backing store is in the backlog; nothing is published over a version that was not known.
 pub struct Writeback {
     // What it was given, and others have as well.
     pub(crate) config: Arc<NodeConfig>,

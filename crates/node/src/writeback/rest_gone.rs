@@ -121,17 +121,17 @@ impl Writeback {
 impl File {
     /// The version below was just seen to be the one that is known.
     pub(crate) fn saw_below(&self, version: Fingerprint) {
-        *self.below.lock() = Some(version);
+        *self.writeback.below.lock() = Some(version);
     }
 
     /// Whether a version below, of a file in conflict, is still as it was when it was last the known one.
     pub(crate) fn is_still_below(&self, version: &Fingerprint) -> bool {
-        self.below.lock().is_some_and(|seen| seen.same_content(version))
+        self.writeback.below.lock().is_some_and(|seen| seen.same_content(version))
     }
 
     /// A worker has given the version below other times.
     pub(crate) fn below_has_other_times(&self, before: &Fingerprint, after: Fingerprint) {
-        let mut below = self.below.lock();
+        let mut below = self.writeback.below.lock();
         if below.is_some_and(|seen| seen.same_content(before)) {
             *below = Some(after);
         }

@@ -113,10 +113,16 @@ impl Writeback {
     /// Finds those above from the top down, so that the search for each goes no deeper than to the one
     /// above it, however deep the tree is.
     fn seek(&self, dir: Ino, search: &mut Search) -> Result<Dir> {
+        if let Some(handle) = self.imports.handles.get(dir) {
+            return Ok(handle);
+        }
         for above in self.way_up(dir)?.into_iter().rev() {
             match self.resolve(above, search) {
                 Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                    search.absent.insert(above);
+                    // Within a search for another, it may only be that both seem to be in each other.
+                    if search.sought.is_empty() {
+                        search.absent.insert(above);
+                    }
                 }
                 found => drop(found?),
             }
@@ -130,7 +136,10 @@ impl Writeback {
         let mut next = dir;
         while !matches!(next, Ino::ROOT | LIMBO) && !self.has_handle(next) {
             let Some(record) = self.record_if_any(next)? else { break };
-            let Some(link) = record.backing.links.newest_first().next() else { break };
+            // What is above one that is only claimed says nothing of it.
+            let claimed = is_only_claimed(&record);
+            let newest = record.backing.links.newest_first().next().filter(|_| !claimed);
+            let Some(link) = newest else { break };
             next = link.parent;
             if seen.len() > MAX_PARENTS || !seen.insert(next) {
                 break;
@@ -288,7 +297,7 @@ impl Writeback {
         link: &Link,
         search: &mut Search,
     ) -> Result<(Dir, Vec<u8>)> {
-        self.name_in(record, link, self.resolve(link.parent, search)?)
+        self.name_in(record, link, self.seek(link.parent, search)?)
     }
 
     fn name_in(&self, record: &Record, link: &Link, parent: Dir) -> Result<(Dir, Vec<u8>)> {

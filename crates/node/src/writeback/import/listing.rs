@@ -218,8 +218,10 @@ impl Writeback {
         };
         self.meta.set_listed(dir, before)?;
         self.imports.own_changes.lock(dir).remove(&dir.0);
-        let rest = ((clock::now() - began) * REST).max(self.config.attr_timeout);
-        self.imports.directories.set_fresh(dir, rest);
+        if complete {
+            let rest = ((clock::now() - began) * REST).max(self.config.attr_timeout);
+            self.imports.directories.set_fresh(dir, rest);
+        }
         Ok(complete)
     }
 

@@ -215,6 +215,10 @@ fn made_as(record: &Record, dir: Ino, found: &Found) -> Origin {
     {
         return Origin::Others;
     }
+    if record.backing.pending.is_some_and(|pending| pending.same_inode(&found.fingerprint)) {
+        // Published, and not reported yet.
+        return Origin::Here;
+    }
     match record.backing.fingerprint.filter(|print| print.ino != 0) {
         Some(known) if known.same_inode(&found.fingerprint) => Origin::Here,
         None if record.queued.is_some() => Origin::InHand,

@@ -6,6 +6,7 @@
 //! given extended attributes, once its mode says so. So both are opened to their owner until what is to be
 //! done there is done. Their record says from before that on that their mode is still to be set.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
@@ -134,18 +135,34 @@ impl Writeback {
         Ok(())
     }
 
-    /// Directories that stand where they should and wait for something else.
+    /// How many directories a directory lies in.
+    fn depth_of(&self, dir: Ino) -> Result<usize> {
+        let (mut depth, mut at) = (0, dir);
+        while at != Ino::ROOT && depth < MAX_PARENTS {
+            let Some(record) = self.known(at)? else { break };
+            let Some(link) = record.backing.links.newest_first().next() else { break };
+            at = link.parent;
+            depth += 1;
+        }
+        Ok(depth)
+    }
+
+    /// Directories that stand where they should and wait for something else, the deepest first.
     fn directories_behind(&self) -> Result<Vec<Ino>> {
         let (mut behind, mut after) = (Vec::new(), Seq(0));
         loop {
             let page = self.meta.backlog(after, PAGE)?;
-            let Some((last, _)) = page.last() else { return Ok(behind) };
+            let Some((last, _)) = page.last() else {
+                // To close one takes opening those above it.
+                behind.sort_unstable_by_key(|(depth, ino)| (Reverse(*depth), *ino));
+                return Ok(behind.into_iter().map(|(_, ino)| ino).collect());
+            };
             after = *last;
             for (_, ino) in page {
                 let record = self.known(ino)?;
                 let stands = |record: &Record| record.links == record.backing.links;
                 if record.is_some_and(|record| record.is_directory() && stands(&record)) {
-                    behind.push(ino);
+                    behind.push((self.depth_of(ino)?, ino));
                 }
             }
         }

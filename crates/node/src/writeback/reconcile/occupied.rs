@@ -138,14 +138,13 @@ impl Writeback {
 
     /// Takes names of an inode away that lie in removed directories; it goes to limbo with the first.
     pub(super) fn take_out(&self, work: &mut Work<'_>, names: &[Link]) -> Result<()> {
-        let limbo = parked_link(work.ino());
         for link in names {
             match self.look_at(&work.record, link)? {
                 Some((dir, _, found)) if may_be_ours(&work.record, &found) => {
                     if !work.record.is_directory() {
                         work.note_version(&found.fingerprint());
                     }
-                    if work.record.backing.links.contains(&limbo) {
+                    if self.is_parked(work)? {
                         self.take_name(work, link)?;
                     } else {
                         self.put_aside(work, link, &dir)?;
@@ -215,13 +214,10 @@ impl Writeback {
     /// Sees to it that a removed file in use, which stands under `link`, has a name in limbo as well, so
     /// that it can be replaced there in one step. False where there are no hard links.
     fn keep_parked(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<bool> {
-        let limbo = parked_link(work.ino());
-        if work.record.backing.links.contains(&limbo)
-            && let Some((_, _, found)) = self.look_at(&work.record, &limbo)?
-            && is_own(&work.record, &found)
-        {
+        if self.is_parked(work)? {
             return Ok(true);
         }
+        let limbo = parked_link(work.ino());
         self.claim(work, &limbo)?;
         self.meta.sync()?;
         match self.backing.park_link(dir, os(&link.name), work.ino().0) {
@@ -235,6 +231,21 @@ impl Writeback {
                 Ok(false)
             }
         }
+    }
+
+    /// Whether an inode stands in limbo. A name there may have been claimed only, by a worker that failed or
+    /// was killed: then it has none.
+    pub(super) fn is_parked(&self, work: &mut Work<'_>) -> Result<bool> {
+        let limbo = parked_link(work.ino());
+        if !work.record.backing.links.contains(&limbo) {
+            return Ok(false);
+        }
+        let found = self.look_at(&work.record, &limbo)?;
+        if found.is_some_and(|(_, _, found)| may_be_ours(&work.record, &found)) {
+            return Ok(true);
+        }
+        work.went(&limbo);
+        Ok(false)
     }
 
     /// Puts an inode that stands under `link` into limbo.

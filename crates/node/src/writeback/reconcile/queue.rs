@@ -456,7 +456,9 @@ impl Writeback {
 
     /// Whether a removed file is to be left alone until its last close.
     pub(super) fn keeps_hidden(&self, record: &Record) -> bool {
-        is_hidden_orphan(record) && !self.rights.is_left_orphan(record)
+        is_hidden_orphan(record)
+            && !self.rights.is_left_orphan(record)
+            && !(record.has_unseen_names() && self.residency.is_unsettled(record.ino))
     }
 
     /// Whether it is time for an inode, by the write-back rule and its users.
@@ -563,6 +565,7 @@ pub(super) fn batch_size(inodes: usize, threads: usize) -> usize {
 fn is_hidden_orphan(record: &Record) -> bool {
     record.orphan
         && record.links.is_empty()
+        && !record.is_owed_to_unseen_names()
         && record.backing.links.iter().all(|link| link.parent == LIMBO)
 }
 

@@ -76,6 +76,10 @@ impl Writeback {
         if !work.record.has_unseen_names() {
             return Ok(Step::Done);
         }
+        if work.record.backing.links.len() > 1 {
+            // It may stand under one of them only: another was claimed, and its worker ended.
+            self.survey(work)?;
+        }
         if !work.record.is_dirty() && self.residency.settle_if_unsettled(work.ino())? {
             return Err(NodeError::Busy);
         }
@@ -100,14 +104,16 @@ impl Writeback {
             if !is_own(&work.record, &found) {
                 self.stays_for_others(work, &link, &found)?;
                 work.went(&link);
-            } else if work.record.backing.links.contains(&limbo) {
+            } else if self.is_parked(work)? {
                 self.own_change(&[(link.parent, &dir)], || {
                     Ok(self.backing.unlink(&dir, os(&name))?)
                 })?;
                 work.touched(link.parent, &dir);
                 work.went(&link);
             } else {
+                work.note_version(&found.fingerprint());
                 self.put_aside(work, &link, &dir)?;
+                self.look_after_move(work)?;
             }
         }
         Ok(Step::Done)

@@ -567,3 +567,59 @@ fn directories_that_may_each_be_in_the_other_when_both_are_known_then_the_backlo
         assert_eq!(bench.node.writeback.conflicts().0, 0);
     }
 }
+
+/// What a worker has claimed in limbo and not put there is not there: else the name that it has goes for a
+/// name that it has not.
+#[test]
+fn removed_file_in_use_when_limbo_refused_it_then_its_name_stays_until_it_is_there() {
+    for unseen in [false, true] {
+        let flaky = Arc::new(Flaky::new(1));
+        let bench = Bench::with(flaky.clone(), |_| {});
+        let ino = bench.write("name", b"its bytes");
+        bench.drained();
+        if unseen {
+            fs::hard_link(bench.root.join("name"), bench.root.join("unseen")).expect("linked");
+            let update = |record: &mut Record| {
+                record.attr.nlink += 1;
+                Queue::No
+            };
+            bench.node.meta.update(ino, None, update).expect("known");
+        }
+        bench.contents.open.lock().insert(ino.0);
+        let now = crate::clock::wall_time();
+        bench.node.meta.unlink(Ino::ROOT, b"name", now, true).expect("unlinked");
+        for _ in 0..3 {
+            flaky.set_rules(vec![Rule::always(Operation::Limbo, libc::EIO)]);
+            bench.node.writeback.reconcile(ino).expect_err("refused");
+            assert_eq!(bench.read("name"), b"its bytes", "unseen: {unseen}");
+        }
+        flaky.set_rules(vec![]);
+        bench.node.writeback.reconcile(ino).expect("hidden");
+        assert!(!bench.root.join("name").exists());
+        assert_eq!(bench.node.backing.list_parked().expect("limbo"), [ino.0]);
+        bench.contents.open.lock().clear();
+        bench.node.meta.release_orphan(ino, now).expect("released");
+        bench.drained();
+        assert!(bench.node.backing.list_parked().expect("limbo").is_empty());
+    }
+}
+
+#[test]
+fn file_moved_out_of_a_removed_directory_when_limbo_refused_it_then_it_is_not_lost() {
+    let flaky = Arc::new(Flaky::new(1));
+    let bench = Bench::with(flaky.clone(), |_| {});
+    let dir = bench.mkdir("dir");
+    bench.write("dir/file", b"its bytes");
+    bench.drained();
+    bench.rename("dir/file", "file", false);
+    let now = crate::clock::wall_time();
+    bench.node.meta.rmdir(Ino::ROOT, b"dir", now, false).expect("removed");
+    for _ in 0..3 {
+        flaky.set_rules(vec![Rule::always(Operation::Limbo, libc::EIO)]);
+        bench.node.writeback.reconcile(dir).expect_err("refused");
+    }
+    flaky.set_rules(vec![]);
+    bench.drained();
+    assert_eq!((bench.names(""), bench.read("file")), (vec!["file".into()], b"its bytes".to_vec()));
+    assert_eq!(bench.node.writeback.conflicts().0, 0);
+}
