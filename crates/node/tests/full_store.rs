@@ -122,6 +122,16 @@ impl Interceptor for Full {
     }
 }
 
+/// Takes all room that there is, with a file that stays open.
+fn fill(rig: &Rig) -> u64 {
+    let fill = rig.create("fill");
+    let mut at = 0;
+    while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
+        at += written as u64;
+    }
+    fill
+}
+
 fn cut(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
 }
@@ -145,11 +155,7 @@ fn file_in_a_full_store_when_made_shorter_while_the_tiers_are_full_then_it_is_an
             }
             let ino = rig.ino("file");
             full.0.store(true, Ordering::Relaxed);
-            let fill = rig.create("fill");
-            let mut at = 0;
-            while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
-                at += written as u64;
-            }
+            let fill = fill(&rig);
             let fh = is_open.then(|| rig.open("file", libc::O_RDWR));
             if let Some(fh) = fh {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -223,11 +229,7 @@ fn file_in_a_full_store_when_its_attributes_are_on_their_way_then_it_can_be_made
         std::fs::write(rig.backing().join("file"), &old).unwrap();
         let ino = rig.ino("file");
         full.0.store(true, Ordering::Relaxed);
-        let fill = rig.create("fill");
-        let mut at = 0;
-        while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
-            at += written as u64;
-        }
+        let fill = fill(&rig);
         change(&rig, ino);
         let set = rig.node().setattr(&CONTEXT, ino, &cut(300_000));
         assert_eq!(set.unwrap_or_else(|error| panic!("{error}: {what}")).attr.size, 300_000);
@@ -255,11 +257,7 @@ fn file_in_a_full_store_when_others_changed_it_before_it_is_made_shorter_then_th
         std::fs::write(rig.backing().join("file"), noise(1, 600_000)).unwrap();
         let ino = rig.ino("file");
         full.0.store(true, Ordering::Relaxed);
-        let fill = rig.create("fill");
-        let mut at = 0;
-        while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
-            at += written as u64;
-        }
+        let fill = fill(&rig);
         let theirs = noise(2, 500_000);
         let to = if in_place { "file" } else { "new" };
         std::fs::write(rig.backing().join(to), &theirs).unwrap();
