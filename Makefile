@@ -26,7 +26,7 @@ demo: ## Show what Forebay does: slow disk, cache, plot (root, about 2 minutes a
 test: ## Run the tests (root for those with mounts; about 10 minutes on two cores)
 	FOREBAY_TEST_SET=quick timeout --foreground --kill-after=30 $(TEST_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
-test-long: ## Run the tests that take long (about 15 minutes)
+test-long: ## Run the tests that take long (about 20 minutes on two cores)
 	FOREBAY_TEST_SET=long timeout --foreground --kill-after=30 $(TEST_LONG_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
 build: ## Build the release binaries
