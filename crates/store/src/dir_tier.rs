@@ -538,10 +538,10 @@ impl Tier for DirTier {
         Presence::create(MapFile::new(fd, path), ino, extent_size, size)
     }
 
-    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>> {
+    fn open_map(&self, ino: u64) -> Result<Option<Presence>> {
         let path = self.map_path(ino);
         match self.open_at(ino, &format!("{ino:016x}{MAP_SUFFIX}"), OFlags::empty()) {
-            Ok(fd) => Presence::load(MapFile::new(fd, path), ino, was_writing).map(Some),
+            Ok(fd) => Presence::load(MapFile::new(fd, path), ino).map(Some),
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(StoreError::io("open", path, e)),
         }

@@ -2,14 +2,16 @@
 //!
 //! One byte per extent, in memory and in the sidecar file alike (1 MiB of map for 1 TiB of file at
 //! the default extent size), so that every change is one `pwrite` of the changed bytes. What the
-//! kernel has of the sidecar survives a kill of the daemon. After a crash of the machine (another
-//! boot id) only extents that a sync has covered are believed.
+//! kernel has of the sidecar survives a kill of the daemon. After a crash of the machine only extents
+//! that a sync has covered are believed. Whether it has crashed the caller knows: a map is read as it
+//! is, and nothing is written by that.
 //!
 //! # Invariants
 //! - A present extent reads from the object. An absent one reads as the base up to the base limit,
 //!   and as zeros beyond.
 //! - A write during a flush stays dirty after it.
-//! - After a crash of the machine only what was synced is believed (all: `presence/tests.rs`).
+//! - After a crash of the machine only what was synced is believed.
+//! - Reading a map changes nothing on disk (all: `presence/tests.rs`).
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -80,6 +82,8 @@ pub struct Presence {
     /// What the sync under way looks at.
     syncing: Range<usize>,
     header_unsaved: bool,
+    /// The run of the machine in which the header on disk was written.
+    boot: [u8; 16],
 }
 
 /// Dirty runs taken for a flush; give it back to [`Presence::finish_flush`] or
@@ -154,6 +158,7 @@ impl Presence {
             unsynced: 0..0,
             syncing: 0..0,
             header_unsaved: true,
+            boot: [0; 16],
         };
         let count = map.checked_count(size)?;
         map.states = vec![0; count];
@@ -168,7 +173,8 @@ impl Presence {
         Ok(map)
     }
 
-    pub(crate) fn load(file: MapFile, ino: u64, was_writing: bool) -> Result<Self> {
+    /// Reads a map as it is.
+    pub(crate) fn load(file: MapFile, ino: u64) -> Result<Self> {
         let damaged =
             || StoreError::Damaged { path: file.0.label().to_owned(), what: "presence map" };
         let mut head = [0; HEADER_LEN];
@@ -194,19 +200,50 @@ impl Presence {
         map.base_limit = u64_at(&head, 32).min(map.size);
         // A file that is too short has its last extents absent.
         file.0.read_at(&mut map.states, HEADER_LEN as u64).map_err(unreadable)?;
-        let crashed = array_at::<16>(&head, 40) != boot_id()?;
+        map.boot = array_at::<16>(&head, 40);
         map.file = Some(file);
-        map.header_unsaved = crashed;
-        map.normalise(crashed, was_writing);
-        map.save()?;
+        map.header_unsaved = false;
+        map.normalise(false, false);
         Ok(map)
     }
 
-    /// The kernel has lost what was not synced: only extents that a sync has covered count. A map that
-    /// was loaded after a crash of the machine is so already.
+    /// Whether the machine has not restarted since the header of the map was written.
+    ///
+    /// # Errors
+    /// When the kernel does not say which run of the machine this is.
+    pub fn is_of_this_boot(&self) -> Result<bool> {
+        Ok(self.boot == boot_id()?)
+    }
+
+    /// The kernel has lost what was not synced: only extents that a sync has covered count. If the file
+    /// `was_writing`, one that is clean on disk may be dirty in truth.
+    ///
+    /// # Errors
+    /// When the map can't be written.
     pub fn believe_what_was_synced(&mut self, was_writing: bool) -> Result<()> {
         (self.present, self.dirty) = (0, 0);
         self.normalise(true, was_writing);
+        self.header_unsaved |= !self.is_of_this_boot()?;
+        self.save()
+    }
+
+    /// All that was written is there; with `durable`, the file systems of object and map were synced
+    /// since, so that it is there after the next crash as well.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn believe_all(&mut self, durable: bool) -> Result<()> {
+        let count = if durable { self.states.len() } else { 0 };
+        for index in 0..count {
+            let state = self.states[index];
+            if state & (PRESENT | DURABLE) == PRESENT {
+                self.set_state(index, state | DURABLE);
+            }
+        }
+        if durable {
+            self.unsynced = 0..0;
+        }
+        self.header_unsaved |= !self.is_of_this_boot()?;
         self.save()
     }
 
@@ -291,7 +328,9 @@ impl Presence {
         }
         self.unsaved = 0..0;
         if self.header_unsaved {
-            file.write_all(&self.head()?, 0)?;
+            let head = self.head()?;
+            file.write_all(&head, 0)?;
+            self.boot = array_at::<16>(&head, 40);
             self.header_unsaved = false;
         }
         Ok(())

@@ -392,7 +392,7 @@ impl DirBacking {
         match self.open_private_fd(&dir, &name, OFlags::empty()) {
             Ok(fd) => {
                 let file = MapFile::new(fd, self.describe(&dir, &name));
-                Presence::load(file, ino, true).map(Some)
+                Presence::load(file, ino).map(Some)
             }
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
             Err(e) => Err(e),

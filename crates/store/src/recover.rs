@@ -264,7 +264,7 @@ pub fn first_unreadable(path: &Path) -> Result<Option<u64>> {
 pub fn has_sound_map(aside: &Aside, ino: u64) -> bool {
     let path = map_beside(&aside.path);
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path);
-    file.is_ok_and(|file| Presence::load(MapFile::new(file.into(), path), ino, true).is_ok())
+    file.is_ok_and(|file| Presence::load(MapFile::new(file.into(), path), ino).is_ok())
 }
 
 /// Puts an object that was set aside back in its place, with its map. A header that could not be read

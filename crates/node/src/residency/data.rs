@@ -190,7 +190,7 @@ impl Residency {
         };
         let presence = match resident.whole {
             true => None,
-            false => match tier.open_map(ino.0, false) {
+            false => match tier.open_map(ino.0) {
                 Err(error) if !resident.dirty && self.is_tiers_failure(resident.tier, &error) => {
                     self.forget_resident(ino, None);
                     return Ok(None);

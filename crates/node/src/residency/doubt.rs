@@ -65,7 +65,7 @@ fn compare(
         return Ok(None);
     }
     let mut absent = Vec::new();
-    match tier.open_map(record.ino.0, true) {
+    match tier.open_map(record.ino.0) {
         Ok(Some(map)) => map.missing_runs(0..len, &mut absent),
         Ok(None) => {}
         Err(_) => return Ok(None),

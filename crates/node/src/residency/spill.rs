@@ -515,8 +515,18 @@ impl Residency {
     /// # Errors
     /// What the backing store says; [`NodeError::Lost`] if its map is gone.
     pub(crate) fn open_spilled(&self, ino: Ino) -> Result<Option<Spill>> {
+        self.open_spilled_as(ino, &|_| Ok(()))
+    }
+
+    /// The same; its map is told first what is believed of it.
+    pub(crate) fn open_spilled_as(
+        &self,
+        ino: Ino,
+        believe: &dyn Fn(&mut Presence) -> forebay_store::Result<()>,
+    ) -> Result<Option<Spill>> {
         let Some(spill) = self.backing.open_spill(ino.0)? else { return Ok(None) };
-        let map = self.backing.open_spill_map(ino.0)?;
+        let mut map = self.backing.open_spill_map(ino.0)?;
+        map.as_mut().map_or(Ok(()), believe)?;
         let note = self.meta.setting(&spill_setting(ino))?;
         let flags = note.and_then(|note| note.get(8).copied()).unwrap_or_default();
         if map.is_none() && flags & HAS_MAP != 0 {

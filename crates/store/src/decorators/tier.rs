@@ -106,9 +106,9 @@ impl Tier for InterceptedTier {
         self.inner.create_map(ino, extent_size, size)
     }
 
-    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>> {
+    fn open_map(&self, ino: u64) -> Result<Option<Presence>> {
         self.ask(Operation::Map)?;
-        self.inner.open_map(ino, was_writing)
+        self.inner.open_map(ino)
     }
 
     fn remove_map(&self, ino: u64) -> Result<()> {
