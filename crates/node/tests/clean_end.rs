@@ -1,12 +1,12 @@
 //! What a start believes of what nobody has synced: all of it after an end in order, whatever the
-//! machine did since, and else only if it has not restarted.
+//! machine and the devices did since, and else only if neither the machine nor a device was away.
 
 mod rig;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rig::{KIB, MIB, Rig, noise, same};
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
 /// The files below a directory that have this ending.
 fn with_ending(dir: PathBuf, ending: &str) -> Vec<PathBuf> {
@@ -99,5 +99,70 @@ fn write_that_was_not_synced_when_the_power_fails_then_it_is_not_believed() {
         rig.start();
         let bytes = noise(1, 2 * MIB);
         same(&rig.get("file"), &bytes, &format!("spilled: {spilled}"));
+    }
+}
+
+/// What is mounted where, as the last daemon has noted it, is another mount now.
+fn mounted_anew(rig: &Rig, which: impl Fn(&str) -> bool) {
+    let running = rig.dir.join("tier0/state/running");
+    let noted = std::fs::read_to_string(&running).unwrap();
+    let changed = noted.lines().map(|line| match line.rsplit_once(' ') {
+        Some((name, number)) if which(name) => format!("{name} {number}7\n"),
+        _ => format!("{line}\n"),
+    });
+    std::fs::write(&running, changed.collect::<String>()).unwrap();
+}
+
+/// The identity of the tier, as the note has it.
+fn is_tier(name: &str) -> bool {
+    !["/", "state", "store"].contains(&name)
+}
+
+#[test]
+fn synced_file_when_its_tier_was_away_within_one_boot_then_it_is_as_it_was_synced() {
+    let mut rig = Rig::small(16 * MIB);
+    let bytes = noise(3, MIB);
+    rig.put("file", &bytes);
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.write(fh, MIB, b"nobody has synced this");
+    rig.node().release(fh);
+    rig.crash();
+    let objects = with_ending(rig.dir.join("tier0/objects"), "");
+    assert_eq!(objects.len(), 1);
+    std::fs::File::options().write(true).open(&objects[0]).unwrap().set_len(MIB).unwrap();
+    mounted_anew(&rig, is_tier);
+    assert_eq!(rig.check(false).problems, 0);
+    rig.start();
+    same(&rig.get("file"), &bytes, "read");
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
+}
+
+#[test]
+fn write_that_was_not_synced_when_its_device_was_away_within_one_boot_then_it_is_not_believed() {
+    for spilled in [false, true] {
+        let (mut rig, _) = with_a_written_part(spilled);
+        rig.crash();
+        mounted_anew(&rig, |name| if spilled { name == "store" } else { is_tier(name) });
+        rig.start();
+        same(&rig.get("file"), &noise(1, 2 * MIB), &format!("spilled: {spilled}"));
+    }
+}
+
+#[test]
+fn write_that_was_not_synced_when_only_a_container_was_started_anew_then_it_is_there() {
+    for spilled in [false, true] {
+        let what = format!("spilled: {spilled}");
+        let (mut rig, bytes) = with_a_written_part(spilled);
+        rig.crash();
+        mounted_anew(&rig, |_| true);
+        rig.start();
+        same(&rig.get("file"), &bytes, &what);
+        end_in_order(&mut rig);
+        // After an end in order a disk may be taken out and put back.
+        mounted_anew(&rig, |name| name != "/");
+        rig.start();
+        same(&rig.get("file"), &bytes, &format!("{what}, after an end in order"));
     }
 }

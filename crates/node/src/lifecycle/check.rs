@@ -123,7 +123,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         meta: &meta,
         tiers: &tiers,
         recovered: meta.setting(RECOVERED)?.is_some(),
-        trusted: trusted_now(&state_dir, &tiers),
+        trusted: trusted_now(request, &state_dir, &tiers, &meta)?,
         checked,
         usable: HashSet::new(),
         damaged: HashSet::new(),
@@ -289,9 +289,15 @@ pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
 }
 
 /// What the next start believes.
-fn trusted_now(state_dir: &Path, tiers: &[DirTier]) -> Trusted {
+fn trusted_now(
+    request: &CheckRequest,
+    state_dir: &Path,
+    tiers: &[DirTier],
+    meta: &MetaStore,
+) -> Result<Trusted> {
     let tiers = tiers.iter().map(|tier| (tier.id().to_string(), tier.path().to_owned()));
-    Places { state_dir, tiers: tiers.collect() }.look()
+    let backing = known_backing(request, meta)?;
+    Ok(Places { state_dir, tiers: tiers.collect(), backing }.look())
 }
 
 /// The backing store that was given, else the one that the namespace knows, if it is there.

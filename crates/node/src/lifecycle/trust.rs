@@ -4,7 +4,11 @@
 //! # Invariants
 //! - After an end in order all is believed, whatever happened to machine and devices since: all of it
 //!   was synced before that end was noted (`tests/clean_end.rs`).
-//! - Else what nobody has synced is believed only if the machine has not restarted (`tests/power.rs`).
+//! - Else what nobody has synced is believed only if the machine has not restarted, and no device was
+//!   away (`tests/power.rs`). A device was away if what lies on it is in another mount now, of the same
+//!   namespace of mounts: that is known by the mount of the root, whose number no other one gets. A
+//!   container that is started anew has mounts of its own, and its devices were never away: there a
+//!   device that was is not noticed.
 //! - The maps are told before the start that believes less is noted (`recover.rs`).
 
 use std::path::{Path, PathBuf};
@@ -24,8 +28,8 @@ const SPILLS_SYNCED_WITHIN: Duration = Duration::from_secs(5);
 /// What is believed of a tier, or of the spill files.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
-    /// What was written and not synced is there: the machine has not restarted, or the last daemon ended
-    /// in order.
+    /// What was written and not synced is there: neither the machine has restarted nor was the device
+    /// away, or the last daemon ended in order.
     pub(crate) unsynced: bool,
     /// It is there after a power cut as well: the last daemon has ended in order.
     pub(crate) durable: bool,
@@ -53,7 +57,13 @@ pub(crate) struct Places<'p> {
     pub(crate) state_dir: &'p Path,
     /// Identity and directory of each tier.
     pub(crate) tiers: Vec<(String, PathBuf)>,
+    pub(crate) backing: Option<PathBuf>,
 }
+
+/// The names of mounts that are no tiers', in the note.
+const ROOT: &str = "/";
+const STATE: &str = "state";
+const STORE: &str = "store";
 
 /// The number of the mount that a file is in, which no other one gets until the machine restarts (Linux
 /// 6.8 and later).
@@ -67,7 +77,10 @@ impl Places<'_> {
     /// Names of mounts and their numbers now; 0 if that is not known.
     fn mounts(&self) -> Vec<(&str, u64)> {
         let number = |path: &Path| mount_number(path).unwrap_or(0);
-        self.tiers.iter().map(|(id, path)| (id.as_str(), number(path))).collect()
+        let mut mounts = vec![(ROOT, number(Path::new("/"))), (STATE, number(self.state_dir))];
+        mounts.extend(self.backing.as_deref().map(|path| (STORE, number(path))));
+        mounts.extend(self.tiers.iter().map(|(id, path)| (id.as_str(), number(path))));
+        mounts
     }
 
     /// What is another one when the machine has restarted, or when something was mounted anew since: its
@@ -94,21 +107,28 @@ impl Places<'_> {
         };
         let mounts = self.mounts();
         let now = |name: &str| mounts.iter().find(|(of, _)| *of == name).map_or(0, |found| found.1);
+        let differs = |name: &str| {
+            let known = was(name).filter(|was| *was != 0 && now(name) != 0);
+            known.is_some_and(|was| was != now(name))
+        };
+        let same_namespace = was(ROOT).is_some_and(|was| was != 0 && was == now(ROOT));
+        let was_away = |name: &str| same_namespace && differs(name);
         let of_tier = |id: &str| {
-            let unsynced = ended || same_boot;
+            let unsynced = ended || same_boot && !was_away(id);
             Trust {
                 unsynced,
                 durable: ended,
                 copies: ended || same_boot && (noted.is_empty() || was(id) == Some(now(id))),
-                lengths: if ended { says(SETTLED) } else { unsynced },
+                lengths: if ended { says(SETTLED) } else { unsynced && !was_away(STATE) },
             }
         };
+        let there = same_boot && !was_away(STORE);
         let synced = ended && says(SPILLS);
         let spills = Trust {
-            unsynced: synced || same_boot,
+            unsynced: synced || there,
             durable: synced,
             copies: false,
-            lengths: if ended { synced && says(SETTLED) } else { same_boot },
+            lengths: if ended { synced && says(SETTLED) } else { there && !was_away(STATE) },
         };
         let tiers = self.tiers.iter().map(|(id, _)| (id.clone(), of_tier(id))).collect();
         Trusted { tiers, spills, ended, known: ended || !last.is_empty() }
@@ -161,6 +181,7 @@ impl Node {
             tiers: tiers
                 .map(|slot| (slot.tier.id().to_string(), slot.tier.path().to_owned()))
                 .collect(),
+            backing: Some(self.config.backing.clone()),
         }
     }
 
