@@ -86,11 +86,12 @@ pub(crate) fn rebuild(
     node.tell_spill_maps(&trusted)?;
     node.number_above_objects()?;
     node.rebuild_parked(&mut checked)?;
+    let mut incomplete = HashSet::new();
     for index in 0..node.residency.tiers.len() {
         let place = TierToRebuild { index, trusted: &trusted, former: &former };
-        node.rebuild_tier(&place, &mut checked, progress)?;
+        node.rebuild_tier(&place, &mut incomplete, &mut checked, progress)?;
     }
-    node.rebuild_spills(&former, &mut checked)?;
+    node.rebuild_spills(&former, &incomplete, &mut checked)?;
     for path in &former.gone {
         checked.problem(
             false,
@@ -212,6 +213,7 @@ impl Node {
     fn rebuild_tier(
         &self,
         place: &TierToRebuild<'_>,
+        incomplete: &mut HashSet<u64>,
         checked: &mut Checked,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
@@ -254,6 +256,7 @@ impl Node {
                 }
                 Err(error) => {
                     let why = error.to_string();
+                    incomplete.insert(ino);
                     set_aside(&*tier, ino, &why, checked);
                     continue;
                 }
@@ -262,8 +265,12 @@ impl Node {
                 Ok(Some(path)) => {
                     checked.problem(true, format!("{path}: brought back from object {ino}"));
                 }
-                Ok(None) => set_aside(&*tier, ino, "it has no name", checked),
+                Ok(None) => {
+                    incomplete.insert(ino);
+                    set_aside(&*tier, ino, "it has no name", checked);
+                }
                 Err(error @ (NodeError::Store(_) | NodeError::BadState(_))) => {
+                    incomplete.insert(ino);
                     set_aside(&*tier, ino, &error.to_string(), checked);
                 }
                 Err(error) => checked.problem(false, format!("object {ino}: {error}")),
@@ -329,8 +336,14 @@ impl Node {
         Ok(())
     }
 
-    /// Spill files: what the replaced index knows the name of comes back, all else is set aside.
-    fn rebuild_spills(&self, former: &Former, checked: &mut Checked) -> Result<()> {
+    /// Spill files: what the replaced index knows the name of comes back, all else is set aside. So is one
+    /// of a file of which what lies over it, on a tier, is set aside: it is not the file without that.
+    fn rebuild_spills(
+        &self,
+        former: &Former,
+        incomplete: &HashSet<u64>,
+        checked: &mut Checked,
+    ) -> Result<()> {
         for ino in self.backing.list_spills()? {
             if self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled) {
                 // Made right now.
@@ -338,8 +351,8 @@ impl Node {
             }
             let known = former.headers.get(&ino).filter(|header| header.spilled);
             let readopted = match known {
-                Some(header) => self.readopt_spill(ino, header),
-                None => Ok(None),
+                Some(header) if !incomplete.contains(&ino) => self.readopt_spill(ino, header),
+                _ => Ok(None),
             };
             match readopted {
                 Ok(Some(path)) => {
@@ -595,15 +608,18 @@ fn is_there(map: &Presence, trusted: &Trusted, trust: Trust) -> Result<bool> {
     }
 }
 
-/// The map that tells which bytes of a dirty object count.
+/// The map that tells which bytes of a dirty object count; none of a whole one, whatever lies beside it.
 fn sound_map(
     tier: &dyn Tier,
     header: &Header,
     trusted: &Trusted,
     index: usize,
 ) -> Result<Option<Presence>> {
-    let Some(mut map) = tier.open_map(header.ino)? else {
+    if header.whole {
         return Ok(None);
+    }
+    let Some(mut map) = tier.open_map(header.ino)? else {
+        return Err(NodeError::BadState("its map is gone".into()));
     };
     if !is_there(&map, trusted, trusted.tier(index))? {
         map.believe_what_was_synced(true)?;
