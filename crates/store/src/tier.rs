@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Bytes, Header, Presence, Result};
+use crate::{Believed, Bytes, Header, Presence, Result};
 
 pub use crate::dir_tier::{DirTier, check_dir, identity, is_label_torn, restore_label};
 
@@ -146,9 +146,9 @@ pub trait Tier: Send + Sync {
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
 
     /// Opens a presence map as it is, and writes nothing; `None` when there is none (the object is then
-    /// whole). After a crash of the machine the caller says what is believed of it:
+    /// whole). After a crash of the machine ([`Believed::Synced`]) the caller goes on with
     /// [`Presence::believe_what_was_synced`].
-    fn open_map(&self, ino: u64) -> Result<Option<Presence>>;
+    fn open_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>>;
 
     /// Removes the map of an object that has become whole. No error when there is none. The object
     /// must be synced before, or it counts as whole after a crash without being so.

@@ -494,8 +494,9 @@ impl Check<'_> {
             }
             Err(error) => return Err(error.into()),
         };
+        let trust = self.trusted.tier_of(&tier.id().to_string());
         if !header.whole
-            && let Err(error) = tier.open_map(ino.0)
+            && let Err(error) = tier.open_map(ino.0, trust.believed())
         {
             if header.dirty || record.is_dirty() {
                 return Ok(Some(format!("the object of {path}: {error}")));
@@ -503,9 +504,7 @@ impl Check<'_> {
             self.checked.leftovers += 1;
             return Ok(None);
         }
-        if self.trusted.tier_of(&tier.id().to_string()).lengths
-            && is_cut(&record, header, object.len()?)
-        {
+        if trust.lengths && is_cut(&record, header, object.len()?) {
             return Ok(Some(format!("the object of {path}: its end is missing")));
         }
         if (header.dirty || record.is_dirty()) && self.is_unreadable(&record, shown)? {
@@ -594,7 +593,7 @@ impl Check<'_> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            if let Err(error) = backing.open_spill_map(ino) {
+            if let Err(error) = backing.open_spill_map(ino, self.trusted.spills.believed()) {
                 self.unusable_spills.insert(ino, error.to_string());
             } else if let Some(spill) = backing.open_spill(ino)? {
                 let counts = self.trusted.spills.lengths && !self.usable.contains(&ino);

@@ -14,7 +14,7 @@ use forebay_meta::{NewInode, Queue, Record, Seq};
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::recover;
 use forebay_store::{
-    BackingStore, DirBacking, Header, Object, Presence, StoreError, Temporary, Tier,
+    BackingStore, Believed, DirBacking, Header, Object, Presence, StoreError, Temporary, Tier,
 };
 use forebay_types::{FileKind, Ino};
 
@@ -168,7 +168,7 @@ impl Node {
     /// it is wanted.
     fn tell_spill_maps(&self, trusted: &Trusted) -> Result<()> {
         for ino in self.backing.list_spills()? {
-            match self.backing.open_spill_map(ino) {
+            match self.backing.open_spill_map(ino, Believed::Synced) {
                 Ok(Some(mut map)) if !is_there(&map, trusted, trusted.spills)? => {
                     map.believe_what_was_synced(true)?;
                 }
@@ -386,7 +386,7 @@ impl Node {
             return Ok(None);
         };
         let Some(old) = self.backing.open_spill(ino)? else { return Ok(None) };
-        let map = self.backing.open_spill_map(ino)?;
+        let map = self.backing.open_spill_map(ino, Believed::Synced)?;
         let dir = self.directory_for(parent)?;
         let name = name.as_bytes();
         if map.is_some() {
@@ -550,7 +550,7 @@ impl Node {
             return Ok(());
         }
         let spill = self.backing.open_spill(old.ino())?;
-        let map = self.backing.open_spill_map(old.ino())?;
+        let map = self.backing.open_spill_map(old.ino(), Believed::Synced)?;
         let mut buffer = vec![0; 1 << 20];
         for run in missing {
             let mut at = run.start;
@@ -618,12 +618,14 @@ fn sound_map(
     if header.whole {
         return Ok(None);
     }
-    let Some(mut map) = tier.open_map(header.ino)? else {
+    let Some(mut map) = tier.open_map(header.ino, Believed::Synced)? else {
         return Err(NodeError::BadState("its map is gone".into()));
     };
-    if !is_there(&map, trusted, trusted.tier(index))? {
-        map.believe_what_was_synced(true)?;
+    if is_there(&map, trusted, trusted.tier(index))? {
+        // Then nothing may be missing in it.
+        return Ok(tier.open_map(header.ino, Believed::Written)?);
     }
+    map.believe_what_was_synced(true)?;
     Ok(Some(map))
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Link, Queue, Record, Seq};
-use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
+use forebay_store::{Attributes, Believed, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
 
 use crate::clock;
@@ -172,7 +172,10 @@ impl Node {
     /// Of spill files only that counts which was synced.
     fn distrust_spills(&self) -> Result<()> {
         for ino in self.residency.noted_spills()? {
-            match self.residency.open_spilled_as(ino, &|map| map.believe_what_was_synced(true)) {
+            match self
+                .residency
+                .open_spilled_as(ino, Believed::Synced, &|map| map.believe_what_was_synced(true))
+            {
                 // Said when it is wanted.
                 Ok(_) | Err(NodeError::Lost) => {}
                 Err(NodeError::Store(StoreError::Damaged { .. } | StoreError::Version { .. })) => {}
@@ -337,7 +340,7 @@ impl Node {
             // Of a dirty object and a clean one the backing store tells which is older.
             other.moves > header.moves
                 && (other.dirty || !header.dirty)
-                && (other.whole || matches!(tier.open_map(ino.0), Ok(Some(_))))
+                && (other.whole || matches!(tier.open_map(ino.0, Believed::Synced), Ok(Some(_))))
         })
     }
 
@@ -367,7 +370,8 @@ impl Node {
         let elsewhere = self.residency.tiers.iter().enumerate().any(|(other, slot)| {
             other != index
                 && slot.tier.open(ino.0).and_then(|object| object.header()).is_ok_and(|header| {
-                    header.whole || matches!(slot.tier.open_map(ino.0), Ok(Some(_)))
+                    header.whole
+                        || matches!(slot.tier.open_map(ino.0, Believed::Synced), Ok(Some(_)))
                 })
         });
         if elsewhere || !self.residency.peers.may_have_written(&record) {
@@ -689,7 +693,10 @@ impl Node {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
             let (size, spill) =
-                match self.residency.open_spilled_as(ino, &|map| trust.believe(map, true)) {
+                match self
+                    .residency
+                    .open_spilled_as(ino, trust.believed(), &|map| trust.believe(map, true))
+                {
                     Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
                     Ok(None) => continue,
                     Err(
@@ -739,7 +746,7 @@ fn look_at(
 ) -> forebay_store::Result<Option<Looked>> {
     let object = tier.open(ino.0)?;
     let stat = object.stat()?;
-    let mut map = if header.whole { None } else { tier.open_map(ino.0)? };
+    let mut map = if header.whole { None } else { tier.open_map(ino.0, trust.believed())? };
     match &mut map {
         None if !header.whole => return Ok(None),
         None => {}

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use forebay_store::Presence;
+use forebay_store::{Believed, Presence};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::error::Result;
@@ -136,6 +136,11 @@ impl Places<'_> {
 }
 
 impl Trust {
+    /// What may be missing in a map.
+    pub(crate) fn believed(&self) -> Believed {
+        if self.unsynced { Believed::Written } else { Believed::Synced }
+    }
+
     /// Has a map say what is believed of its object. `was_writing`: what is clean in it may be dirty.
     pub(crate) fn believe(
         &self,
