@@ -444,3 +444,43 @@ fn copy_begun_beside_a_spill_file_when_the_daemon_dies_then_the_spill_file_count
     rig.drain();
     assert_eq!(rig.plain("spilled"), bytes);
 }
+
+/// The maps below a directory.
+fn maps_below(dir: PathBuf) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|it| it.path());
+    let (dirs, files): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
+    let mut maps: Vec<_> = dirs.into_iter().flat_map(maps_below).collect();
+    maps.extend(files.into_iter().filter(|path| path.extension().is_some_and(|it| it == "map")));
+    maps
+}
+
+/// What was written and synced of a file of which only a part is here: a bit of its map, or the end of the
+/// map, is gone.
+#[test]
+fn map_of_which_a_state_is_damaged_then_the_file_is_lost_by_name_and_not_as_it_was() {
+    for (spilled, cut) in [(false, false), (false, true), (true, false), (true, true)] {
+        let what = format!("spilled: {spilled}, cut: {cut}");
+        let mut rig = Rig::small(if spilled { 128 * KIB } else { 16 * MIB });
+        std::fs::write(rig.backing().join("file"), noise(1, 2 * MIB)).unwrap();
+        let fh = rig.open("file", libc::O_RDWR);
+        for (piece, at) in noise(2, MIB).chunks(100_000).zip((0..).step_by(100_000)) {
+            rig.write(fh, at, piece);
+        }
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+        rig.node().release(fh);
+        rig.crash();
+        let dir = if spilled { rig.backing().join(".forebay") } else { rig.dir.join("tier0") };
+        let maps = maps_below(dir);
+        assert_eq!(maps.len(), 1, "{what}: {maps:?}");
+        let mut map = std::fs::read(&maps[0]).unwrap();
+        match cut {
+            true => map.truncate(64 + 10),
+            // Some extent in the middle was there, and is not any more.
+            false => map[64 + 8] ^= 1,
+        }
+        std::fs::write(&maps[0], map).unwrap();
+        rig.start();
+        assert!(read(&rig, "file").is_err(), "{what}: an older version is shown, without a word");
+        assert_eq!(rig.node().residency().lost_files().files, 1, "{what}");
+    }
+}

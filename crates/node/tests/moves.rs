@@ -4,13 +4,13 @@
 
 mod rig;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 use std::sync::Arc;
 
-use forebay_store::decorators::Transparent;
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 
 const HEADER: &str = "user.forebay";
 
@@ -156,4 +156,132 @@ fn move_between_tiers_when_any_step_fails_then_nothing_is_lost() {
     }
     // After the deed.
     move_that_fails_at("store.remove.before_map", false);
+}
+
+/// The device of the first tier is dying: an object that was moved away can't be removed there, and then
+/// something else fails, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dying {
+    /// It can't be opened any more.
+    Unopened,
+    /// It takes no new header, nor can the copy on the other tier be removed.
+    Unwritten,
+}
+
+struct DyingTier {
+    how: Dying,
+    first: PathBuf,
+    object: Mutex<String>,
+    refused: Mutex<Vec<Operation>>,
+}
+
+impl Interceptor for DyingTier {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        let object = self.object.lock().clone();
+        if object.is_empty() {
+            return Verdict::Pass;
+        }
+        let mut refused = self.refused.lock();
+        let is_first = label.starts_with(&self.first);
+        let began = refused.contains(&Operation::Remove);
+        let refuses = match (operation, self.how) {
+            (Operation::Remove, Dying::Unopened) => is_first && !began,
+            (Operation::Remove, Dying::Unwritten) => !(is_first && began),
+            (Operation::Open, Dying::Unopened) => {
+                is_first && began && !refused.contains(&Operation::Open)
+            }
+            (Operation::Header, Dying::Unwritten) => {
+                let headers = refused.iter().filter(|it| **it == Operation::Header).count();
+                let is_its = is_first && began && label.ends_with(&object);
+                if is_its && headers < 3 {
+                    refused.push(Operation::Header);
+                }
+                // What it says can be read, twice; what it is to say is refused.
+                is_its && headers == 2
+            }
+            _ => false,
+        };
+        if refuses {
+            refused.push(operation);
+        }
+        if refuses { Verdict::Fail(libc::EIO) } else { Verdict::Pass }
+    }
+}
+
+fn moved_from_a_dying_tier(how: Dying) {
+    let _one = ONE_AT_A_TIME.lock();
+    let mut rig = Rig::unstarted(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
+    let dying = Arc::new(DyingTier {
+        how,
+        first: rig.config.tiers[0].dir.clone(),
+        object: Mutex::default(),
+        refused: Mutex::default(),
+    });
+    rig.by_tier = Some(dying.clone());
+    rig.start();
+    let mut bytes = noise(7, 600 * KIB);
+    rig.put("file", &bytes);
+    write_over(&rig, "file", 0, &bytes[..10]);
+    let name = only_object(&rig, 0).file_name().unwrap().to_str().unwrap().to_owned();
+    *dying.object.lock() = name.clone();
+    demote_all(&rig);
+    assert!(dying.refused.lock().len() > 1, "{how:?}: {:?}", dying.refused.lock());
+    let copy = objects(&rig, 1).into_iter().find(|path| path.ends_with(&name));
+    let copy = copy.unwrap_or_else(|| panic!("{how:?}: the good copy is gone"));
+    rig::same(&std::fs::read(copy).unwrap(), &bytes, "the copy");
+    dying.object.lock().clear();
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    write_over(&rig, "file", 1000, b"newer data");
+    rig.crash();
+    rig.start();
+    rig::same(&rig.get("file"), &bytes, &format!("{how:?}: after the start"));
+    rig.drain();
+    rig::same(&rig.plain("file"), &bytes, &format!("{how:?}: below"));
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+#[test]
+fn object_that_was_moved_when_its_old_tier_is_dying_then_the_good_copy_stays() {
+    moved_from_a_dying_tier(Dying::Unopened);
+}
+
+#[test]
+fn object_that_was_moved_when_neither_it_nor_its_copy_can_be_removed_then_the_newest_counts() {
+    moved_from_a_dying_tier(Dying::Unwritten);
+}
+
+/// What could not be removed where it was is removed before the file leaves the other tier: at the next
+/// start it would be all that there is, and dirty.
+#[test]
+fn object_that_was_left_behind_when_its_file_leaves_the_tiers_then_it_does_not_come_back() {
+    let _one = ONE_AT_A_TIME.lock();
+    let mut rig = Rig::unstarted(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
+    let dying = Arc::new(DyingTier {
+        how: Dying::Unopened,
+        first: rig.config.tiers[0].dir.clone(),
+        object: Mutex::default(),
+        refused: Mutex::default(),
+    });
+    rig.by_tier = Some(dying.clone());
+    rig.start();
+    let mut bytes = noise(8, 600 * KIB);
+    rig.put("file", &bytes);
+    let object = only_object(&rig, 0);
+    *dying.object.lock() = object.file_name().unwrap().to_str().unwrap().to_owned();
+    demote_all(&rig);
+    dying.object.lock().clear();
+    assert!(object.exists(), "it was removed all the same");
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    write_over(&rig, "file", 1000, b"newer data");
+    rig.drain();
+    let ino = rig.ino("file");
+    assert!(rig.node().residency().evict_file(ino).unwrap());
+    assert!(!object.exists(), "it is left behind");
+    rig.crash();
+    rig.start();
+    rig::same(&rig.get("file"), &bytes, "after the start");
 }

@@ -184,6 +184,73 @@ fn file_of_which_a_part_is_here_when_others_changed_it_in_place_then_a_rebuild_m
     assert_eq!(rig.contents(), [theirs]);
 }
 
+/// A file of the backing store of which a part was overwritten here and synced, and whose map is then
+/// damaged by `damage`, as is the index; and what its rebuild says.
+fn rebuilt_with_a_bad_map(name: &str, damage: impl Fn(&std::path::Path)) -> (Rig, String) {
+    let mut rig = Rig::new(name);
+    assert!(rig.node.take().unwrap().stop(Duration::from_secs(10)));
+    rig.config.extent_bytes = 64 << 10;
+    rig.config.fetch_on_open_bytes = 32 << 10;
+    std::fs::write(rig.dir.join("backing/file"), vec![b'1'; 640 << 10]).unwrap();
+    let node = Node::start(rig.config.clone()).unwrap();
+    let ino = node.lookup(&CONTEXT, Ino::ROOT, b"file").unwrap().unwrap().ino;
+    let opened = node.open(&CONTEXT, ino, libc::O_RDWR).unwrap();
+    node.write(&CONTEXT, opened.fh, 0, &[b'0'; 64 << 10]).unwrap();
+    node.fsync(&CONTEXT, opened.fh, false).unwrap();
+    node.release(opened.fh);
+    assert!(node.stop(Duration::from_secs(10)));
+    drop(node);
+    let tier = rig.config.tiers[0].dir.clone();
+    let fans = std::fs::read_dir(tier.join("objects")).unwrap();
+    let files = fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap());
+    let paths = files.map(|file| file.unwrap().path());
+    let maps: Vec<_> = paths.filter(|path| path.extension().is_some()).collect();
+    assert_eq!(maps.len(), 1, "{maps:?}");
+    damage(&maps[0]);
+    std::fs::remove_dir_all(tier.join("state")).unwrap();
+    let request = CheckRequest {
+        tiers: vec![tier],
+        backing: Some(rig.config.backing.clone()),
+        rebuild: true,
+        ..CheckRequest::default()
+    };
+    let checked = forebay_node::check(&request, &mut |_| true).unwrap();
+    rig.node = Some(Node::start(rig.config.clone()).unwrap());
+    (rig, checked.details.join("\n"))
+}
+
+#[test]
+fn part_of_a_file_whose_map_is_gone_when_the_index_is_lost_then_it_is_set_aside_and_nothing_is_guessed()
+ {
+    let (rig, said) = rebuilt_with_a_bad_map("no-map", |map| std::fs::remove_file(map).unwrap());
+    assert!(said.contains("of file:") && said.contains("set aside as"), "{said}");
+    let aside = rig.node().residency().set_aside().list;
+    assert_eq!(aside.len(), 1, "{aside:?}");
+    assert_eq!(std::fs::read(&aside[0]).unwrap()[..64 << 10], [b'0'; 64 << 10]);
+    assert_eq!(rig.contents(), [vec![b'1'; 640 << 10]], "zeros in the place of what was below");
+}
+
+#[test]
+fn map_beside_a_whole_object_when_the_index_is_lost_then_it_does_not_count() {
+    let mut rig = Rig::new("stale-map");
+    rig.save("file", &[b'1'; 100 << 10]);
+    assert_eq!(rig.contents().len(), 1);
+    let node = rig.node().clone();
+    let ino = node.lookup(&CONTEXT, Ino::ROOT, b"file").unwrap().unwrap().ino;
+    let opened = node.open(&CONTEXT, ino, libc::O_RDWR).unwrap();
+    node.write(&CONTEXT, opened.fh, 0, &[b'2'; 100 << 10]).unwrap();
+    node.release(opened.fh);
+    drop(node);
+    assert!(rig.node.take().expect("it runs").stop(Duration::from_secs(10)));
+    // As a daemon leaves it that dies after the header says whole, and before the map is removed.
+    let tier = forebay_store::tier::DirTier::open(&rig.config.tiers[0].dir).unwrap();
+    drop(forebay_store::Tier::create_map(&tier, ino.0, 4096, 100 << 10).unwrap());
+    drop(tier);
+    rig.node = Some(Node::start(rig.config.clone()).unwrap());
+    rig.rebuild();
+    assert_eq!(rig.contents(), [vec![b'2'; 100 << 10]]);
+}
+
 #[test]
 fn names_when_files_and_directories_were_renamed_and_the_index_is_lost_then_the_last_ones() {
     let mut rig = Rig::new("renamed");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub use crate::dir_backing::DirBacking;
 use crate::group::{Group, Synced};
-use crate::{Attributes, Bytes, FileKind, Fingerprint, Presence, Result, Timestamp};
+use crate::{Attributes, Believed, Bytes, FileKind, Fingerprint, Presence, Result, Timestamp};
 
 /// Name of the private area in the root of a backing store: reserved, to be hidden from programs.
 pub const PRIVATE: &str = ".forebay";
@@ -350,8 +350,8 @@ pub trait BackingStore: Send + Sync {
     /// the others. Made before the spill file counts; one without a map has all bytes.
     fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
 
-    /// The map of an inode's spill file if there is one.
-    fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>;
+    /// The map of an inode's spill file, as it is, if there is one.
+    fn open_spill_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>>;
 
     /// Removes the spill file of an inode, and its map; no error if there is none.
     fn remove_spill(&self, ino: u64) -> Result<()>;

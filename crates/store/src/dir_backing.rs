@@ -24,7 +24,7 @@ use crate::failpoints::fail_at;
 use crate::group::{Group, Synced};
 use crate::local::{LocalFile, retry, sync_by, timestamps};
 use crate::private::Areas;
-use crate::{AllocateMode, Attributes, Bytes, FileKind, Result, StoreError, Timestamp};
+use crate::{AllocateMode, Attributes, Believed, Bytes, FileKind, Result, StoreError, Timestamp};
 
 /// Entries per batch of a listing.
 const BATCH: usize = 256;
@@ -653,8 +653,8 @@ impl BackingStore for DirBacking {
         self.make_spill_map(ino, extent_size, size)
     }
 
-    fn open_spill_map(&self, ino: u64) -> Result<Option<crate::Presence>> {
-        self.find_spill_map(ino)
+    fn open_spill_map(&self, ino: u64, believed: Believed) -> Result<Option<crate::Presence>> {
+        self.find_spill_map(ino, believed)
     }
 
     fn remove_spill(&self, ino: u64) -> Result<()> {

@@ -20,7 +20,9 @@ use crate::local::{LocalFile, retry, sync_by};
 use crate::ownership::make_own;
 use crate::presence::MapFile;
 use crate::tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
-use crate::{AllocateMode, Attributes, Bytes, Header, Presence, Result, StoreError, Timestamp};
+use crate::{
+    AllocateMode, Attributes, Believed, Bytes, Header, Presence, Result, StoreError, Timestamp,
+};
 
 /// Extended attribute that holds the header of an object.
 pub(crate) const XATTR: &str = "user.forebay";
@@ -538,10 +540,10 @@ impl Tier for DirTier {
         Presence::create(MapFile::new(fd, path), ino, extent_size, size)
     }
 
-    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>> {
+    fn open_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>> {
         let path = self.map_path(ino);
         match self.open_at(ino, &format!("{ino:016x}{MAP_SUFFIX}"), OFlags::empty()) {
-            Ok(fd) => Presence::load(MapFile::new(fd, path), ino, was_writing).map(Some),
+            Ok(fd) => Presence::load(MapFile::new(fd, path), ino, believed).map(Some),
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(StoreError::io("open", path, e)),
         }

@@ -55,7 +55,7 @@ pub use failpoints::FAILPOINTS;
 pub use group::{Group, Synced};
 pub use header::{Header, HeaderFault};
 pub use ownership::{check_own, make_own};
-pub use presence::{Flush, Presence};
+pub use presence::{Believed, Flush, Presence};
 pub use store_mark::StoreIdentity;
 pub use tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
 pub use write_again::write_again;

@@ -2,14 +2,17 @@
 //!
 //! One byte per extent, in memory and in the sidecar file alike (1 MiB of map for 1 TiB of file at
 //! the default extent size), so that every change is one `pwrite` of the changed bytes. What the
-//! kernel has of the sidecar survives a kill of the daemon. After a crash of the machine (another
-//! boot id) only extents that a sync has covered are believed.
+//! kernel has of the sidecar survives a kill of the daemon. After a crash of the machine only extents
+//! that a sync has covered are believed. Whether it has crashed the caller knows: a map is read as it
+//! is, and nothing is written by that.
 //!
 //! # Invariants
 //! - A present extent reads from the object. An absent one reads as the base up to the base limit,
 //!   and as zeros beyond.
 //! - A write during a flush stays dirty after it.
-//! - After a crash of the machine only what was synced is believed (all: `presence/tests.rs`).
+//! - After a crash of the machine only what was synced is believed.
+//! - Reading a map changes nothing on disk.
+//! - A state that was damaged is never taken for another one (all: `presence/tests.rs`).
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -23,7 +26,9 @@ use crate::local::LocalFile;
 use crate::{Bytes, Result, StoreError};
 
 const MAGIC: &[u8; 8] = b"FBAYMAP\0";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version whose states have no check bits. Such a map stays as it is.
+const VERSION_UNCHECKED: u32 = 1;
 const HEADER_LEN: usize = 64;
 /// Largest map: 64 MiB, so that a damaged size cannot exhaust the memory.
 const MAX_EXTENTS: u64 = 64 << 20;
@@ -36,6 +41,15 @@ const DURABLE: u8 = 1 << 2;
 const FLUSHING: u8 = 1 << 3;
 /// Present when the sync under way began. Never written to disk.
 const SYNCING: u8 = 1 << 4;
+
+/// What may be missing in a map that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Believed {
+    /// Nothing: all that was written is there. A map that is too short is damaged.
+    Written,
+    /// What was not synced: the machine, or the device, has gone down since.
+    Synced,
+}
 
 /// The sidecar file of a map.
 pub(crate) struct MapFile(LocalFile);
@@ -80,6 +94,10 @@ pub struct Presence {
     /// What the sync under way looks at.
     syncing: Range<usize>,
     header_unsaved: bool,
+    /// Of the format on disk.
+    version: u32,
+    /// The run of the machine in which the header on disk was written.
+    boot: [u8; 16],
 }
 
 /// Dirty runs taken for a flush; give it back to [`Presence::finish_flush`] or
@@ -154,6 +172,8 @@ impl Presence {
             unsynced: 0..0,
             syncing: 0..0,
             header_unsaved: true,
+            version: VERSION,
+            boot: [0; 16],
         };
         let count = map.checked_count(size)?;
         map.states = vec![0; count];
@@ -164,11 +184,15 @@ impl Presence {
         let mut map = Self::in_memory(extent_size, size)?;
         map.file = Some(file);
         map.ino = ino;
+        // All of it: what is missing later was lost.
+        map.unsaved = 0..map.states.len();
         map.save()?;
         Ok(map)
     }
 
-    pub(crate) fn load(file: MapFile, ino: u64, was_writing: bool) -> Result<Self> {
+    /// Reads a map as it is. Where what was not synced may be missing, extents of which nothing stands
+    /// there are absent.
+    pub(crate) fn load(file: MapFile, ino: u64, believed: Believed) -> Result<Self> {
         let damaged =
             || StoreError::Damaged { path: file.0.label().to_owned(), what: "presence map" };
         let mut head = [0; HEADER_LEN];
@@ -178,7 +202,7 @@ impl Presence {
             return Err(damaged());
         }
         let found = u32_at(&head, 8);
-        if found != VERSION {
+        if !(VERSION_UNCHECKED..=VERSION).contains(&found) {
             let path = file.0.label().to_owned();
             return Err(StoreError::Version { path, found, known: VERSION });
         }
@@ -192,21 +216,63 @@ impl Presence {
         let mut map = Self::in_memory(1 << shift, u64_at(&head, 24)).map_err(|_| damaged())?;
         map.ino = ino;
         map.base_limit = u64_at(&head, 32).min(map.size);
-        // A file that is too short has its last extents absent.
-        file.0.read_at(&mut map.states, HEADER_LEN as u64).map_err(unreadable)?;
-        let crashed = array_at::<16>(&head, 40) != boot_id()?;
+        map.version = found;
+        let read = file.0.read_at(&mut map.states, HEADER_LEN as u64).map_err(unreadable)?;
+        map.states[read..].fill(UNWRITTEN);
+        for index in 0..map.states.len() {
+            map.states[index] = match (map.states[index], believed) {
+                (UNWRITTEN, _) if found == VERSION_UNCHECKED => 0,
+                (UNWRITTEN, Believed::Synced) => {
+                    map.note_unsaved(index);
+                    0
+                }
+                (byte, _) => decoded(found, byte).ok_or_else(damaged)?,
+            };
+        }
+        map.boot = array_at::<16>(&head, 40);
         map.file = Some(file);
-        map.header_unsaved = crashed;
-        map.normalise(crashed, was_writing);
-        map.save()?;
+        map.header_unsaved = false;
+        map.normalise(false, false);
         Ok(map)
     }
 
-    /// The kernel has lost what was not synced: only extents that a sync has covered count. A map that
-    /// was loaded after a crash of the machine is so already.
+    /// Whether the machine has not restarted since the header of the map was written.
+    ///
+    /// # Errors
+    /// When the kernel does not say which run of the machine this is.
+    pub fn is_of_this_boot(&self) -> Result<bool> {
+        Ok(self.boot == boot_id()?)
+    }
+
+    /// The kernel has lost what was not synced: only extents that a sync has covered count. If the file
+    /// `was_writing`, one that is clean on disk may be dirty in truth.
+    ///
+    /// # Errors
+    /// When the map can't be written.
     pub fn believe_what_was_synced(&mut self, was_writing: bool) -> Result<()> {
         (self.present, self.dirty) = (0, 0);
         self.normalise(true, was_writing);
+        self.header_unsaved |= !self.is_of_this_boot()?;
+        self.save()
+    }
+
+    /// All that was written is there; with `durable`, the file systems of object and map were synced
+    /// since, so that it is there after the next crash as well.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn believe_all(&mut self, durable: bool) -> Result<()> {
+        let count = if durable { self.states.len() } else { 0 };
+        for index in 0..count {
+            let state = self.states[index];
+            if state & (PRESENT | DURABLE) == PRESENT {
+                self.set_state(index, state | DURABLE);
+            }
+        }
+        if durable {
+            self.unsynced = 0..0;
+        }
+        self.header_unsaved |= !self.is_of_this_boot()?;
         self.save()
     }
 
@@ -246,7 +312,7 @@ impl Presence {
     fn head(&self) -> Result<[u8; HEADER_LEN]> {
         let mut head = [0; HEADER_LEN];
         head[..8].copy_from_slice(MAGIC);
-        head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        head[8..12].copy_from_slice(&self.version.to_le_bytes());
         head[12..16].copy_from_slice(&self.shift.to_le_bytes());
         head[16..24].copy_from_slice(&self.ino.to_le_bytes());
         head[24..32].copy_from_slice(&self.size.to_le_bytes());
@@ -283,7 +349,7 @@ impl Presence {
             let mut block = [0; 4096];
             for states in self.states[range].chunks(block.len()) {
                 for (out, state) in block.iter_mut().zip(states) {
-                    *out = on_disk(*state);
+                    *out = encoded(self.version, on_disk(*state));
                 }
                 file.write_all(&block[..states.len()], at)?;
                 at += states.len() as u64;
@@ -291,7 +357,9 @@ impl Presence {
         }
         self.unsaved = 0..0;
         if self.header_unsaved {
-            file.write_all(&self.head()?, 0)?;
+            let head = self.head()?;
+            file.write_all(&head, 0)?;
+            self.boot = array_at::<16>(&head, 40);
             self.header_unsaved = false;
         }
         Ok(())
@@ -555,8 +623,11 @@ impl Presence {
             return Ok(());
         }
         if range.end > self.size {
-            self.states.resize(self.checked_count(range.end)?, 0);
+            let (old, count) = (self.states.len(), self.checked_count(range.end)?);
+            self.states.resize(count, 0);
             self.size = range.end;
+            // What stands there on disk is of a longer file.
+            self.unsaved = spanning(&self.unsaved, &(old..count));
         }
         self.base_limit = self.base_limit.max(range.end);
         self.header_unsaved = true;
@@ -691,6 +762,23 @@ fn spanning(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
 fn on_disk(state: u8) -> u8 {
     let dirty = if state & FLUSHING != 0 { DIRTY } else { 0 };
     (state & (PRESENT | DIRTY | DURABLE)) | dirty
+}
+
+/// What stands where no state was ever written.
+const UNWRITTEN: u8 = 0;
+
+/// A state with its check bits: the upper half of the byte has each bit of the lower one inverted, so
+/// that no damage of one half alone makes another state of it, nor do zeros.
+fn encoded(version: u32, state: u8) -> u8 {
+    if version == VERSION_UNCHECKED { state } else { state | (!state << 4) }
+}
+
+/// The state that a byte on disk stands for, if it is one that is ever written.
+fn decoded(version: u32, byte: u8) -> Option<u8> {
+    let state = if version == VERSION_UNCHECKED { byte } else { byte & 0x0f };
+    let is_sound =
+        state & !(PRESENT | DIRTY | DURABLE) == 0 && (state == 0 || state & PRESENT != 0);
+    (is_sound && encoded(version, state) == byte).then_some(state)
 }
 
 #[cfg(test)]

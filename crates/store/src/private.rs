@@ -32,7 +32,7 @@ use crate::failpoints::fail_at;
 use crate::incarnation::is_kept;
 use crate::local::{LocalFile, retry};
 use crate::ownership::shed_access_lists;
-use crate::presence::{MapFile, Presence};
+use crate::presence::{Believed, MapFile, Presence};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 
 /// What follows the name of a spill file in that of its map.
@@ -386,13 +386,13 @@ impl DirBacking {
         })
     }
 
-    pub(crate) fn find_spill_map(&self, ino: u64) -> Result<Option<Presence>> {
+    pub(crate) fn find_spill_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>> {
         let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(None) };
         let name = self.spill_map_name(ino);
         match self.open_private_fd(&dir, &name, OFlags::empty()) {
             Ok(fd) => {
                 let file = MapFile::new(fd, self.describe(&dir, &name));
-                Presence::load(file, ino, true).map(Some)
+                Presence::load(file, ino, believed).map(Some)
             }
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
             Err(e) => Err(e),

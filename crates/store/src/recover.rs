@@ -11,7 +11,7 @@ use crate::dir_tier::{
     MAP_SUFFIX, OBJECTS, fan, object_name, parse_name, read_header_path, read_label,
 };
 use crate::presence::MapFile;
-use crate::{Header, Presence, Result, StoreError, Tier};
+use crate::{Believed, Header, Presence, Result, StoreError, Tier};
 
 /// Directory of a tier that takes files which the repair does not understand.
 pub const LOST: &str = "lost";
@@ -264,7 +264,9 @@ pub fn first_unreadable(path: &Path) -> Result<Option<u64>> {
 pub fn has_sound_map(aside: &Aside, ino: u64) -> bool {
     let path = map_beside(&aside.path);
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path);
-    file.is_ok_and(|file| Presence::load(MapFile::new(file.into(), path), ino, true).is_ok())
+    file.is_ok_and(|file| {
+        Presence::load(MapFile::new(file.into(), path), ino, Believed::Synced).is_ok()
+    })
 }
 
 /// Puts an object that was set aside back in its place, with its map. A header that could not be read

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Bytes, Header, Presence, Result};
+use crate::{Believed, Bytes, Header, Presence, Result};
 
 pub use crate::dir_tier::{DirTier, check_dir, identity, is_label_torn, restore_label};
 
@@ -145,10 +145,10 @@ pub trait Tier: Send + Sync {
     /// `extent_size` is a power of two from 4 KiB to 1 GiB.
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
 
-    /// Opens a presence map; `None` when there is none (the object is then whole).
-    /// `was_writing` says whether the object's header has the flag `writing`: after a crash of the
-    /// machine its clean extents then count as dirty.
-    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>>;
+    /// Opens a presence map as it is, and writes nothing; `None` when there is none (the object is then
+    /// whole). After a crash of the machine ([`Believed::Synced`]) the caller goes on with
+    /// [`Presence::believe_what_was_synced`].
+    fn open_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>>;
 
     /// Removes the map of an object that has become whole. No error when there is none. The object
     /// must be synced before, or it counts as whole after a crash without being so.

@@ -30,10 +30,10 @@ fn map_of_a_known_object_has_the_documented_bytes() {
     let bytes = std::fs::read(dir.path().join("objects/73/0000000000000102.map")).unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let hex: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
-    let mut expected = b"FBAYMAP\0\x01\0\0\0\x14\0\0\0\x02\x01\0\0\0\0\0\0".to_vec();
+    let mut expected = b"FBAYMAP\0\x02\0\0\0\x14\0\0\0\x02\x01\0\0\0\0\0\0".to_vec();
     expected.extend_from_slice(b"\x03\0\x50\0\0\0\0\0\x03\0\x50\0\0\0\0\0");
     expected.extend_from_slice(&u128::from_str_radix(&hex, 16).unwrap().to_be_bytes());
     expected.extend_from_slice(&xxh3_64(&expected).to_le_bytes());
-    expected.extend_from_slice(&[5, 7, 0, 0, 1, 3]);
+    expected.extend_from_slice(&[0xa5, 0x87, 0xf0, 0xf0, 0xe1, 0xc3]);
     assert_eq!(bytes, expected);
 }

@@ -59,7 +59,7 @@ fn process_killed_while_it_writes_loses_nothing_that_it_reported() {
         let tier = DirTier::open(dir.path()).unwrap();
         drop(tier.lock().expect("the dead process holds no lock"));
         let object = tier.open(1).unwrap();
-        let map = tier.open_map(1, true).unwrap().unwrap();
+        let map = tier.open_map(1, forebay_store::Believed::Written).unwrap().unwrap();
         assert!(map.is_present(0..(reported + 1) * EXTENT), "extents up to {reported}");
         assert!(map.dirty_bytes() >= (reported / 2 + 1) * EXTENT);
         assert!(map.present_bytes() <= (reported + 2) * EXTENT);

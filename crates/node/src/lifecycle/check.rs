@@ -16,10 +16,11 @@ use crate::config::BACKING_SETTING;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::members;
 use crate::lifecycle::recover::RECOVERED;
+use crate::lifecycle::trust::{Places, Trusted};
 use crate::node::METADATA;
 use crate::residency::doubt;
 use crate::residency::spill::{noted_inode, spill_setting};
-use crate::residency::synced::{is_cut, lengths_count};
+use crate::residency::synced::is_cut;
 use crate::writeback::parked;
 use crate::writeback::reconcile::is_pending;
 
@@ -122,7 +123,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         meta: &meta,
         tiers: &tiers,
         recovered: meta.setting(RECOVERED)?.is_some(),
-        lengths_count: lengths_count(&state_dir),
+        trusted: trusted_now(request, &state_dir, &tiers, &meta)?,
         checked,
         usable: HashSet::new(),
         damaged: HashSet::new(),
@@ -287,6 +288,18 @@ pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
     Ok(MetaStore::open(Box::new(engine), &Options::default())?)
 }
 
+/// What the next start believes.
+fn trusted_now(
+    request: &CheckRequest,
+    state_dir: &Path,
+    tiers: &[DirTier],
+    meta: &MetaStore,
+) -> Result<Trusted> {
+    let tiers = tiers.iter().map(|tier| (tier.id().to_string(), tier.path().to_owned()));
+    let backing = known_backing(request, meta)?;
+    Ok(Places { state_dir, tiers: tiers.collect(), backing }.look())
+}
+
 /// The backing store that was given, else the one that the namespace knows, if it is there.
 fn known_backing(request: &CheckRequest, meta: &MetaStore) -> Result<Option<PathBuf>> {
     if let Some(given) = &request.backing {
@@ -311,8 +324,8 @@ struct Check<'a> {
     tiers: &'a [DirTier],
     /// Whether the namespace has seen its tiers.
     recovered: bool,
-    /// Whether no object is shorter than its record says, unless it was damaged.
-    lengths_count: bool,
+    /// What the next start believes.
+    trusted: Trusted,
     checked: Checked,
     /// Inodes with an object that can be used.
     usable: HashSet<u64>,
@@ -481,8 +494,9 @@ impl Check<'_> {
             }
             Err(error) => return Err(error.into()),
         };
+        let trust = self.trusted.tier_of(&tier.id().to_string());
         if !header.whole
-            && let Err(error) = tier.open_map(ino.0, header.dirty)
+            && let Err(error) = tier.open_map(ino.0, trust.believed())
         {
             if header.dirty || record.is_dirty() {
                 return Ok(Some(format!("the object of {path}: {error}")));
@@ -490,7 +504,7 @@ impl Check<'_> {
             self.checked.leftovers += 1;
             return Ok(None);
         }
-        if self.lengths_count && is_cut(&record, header, object.len()?) {
+        if trust.lengths && is_cut(&record, header, object.len()?) {
             return Ok(Some(format!("the object of {path}: its end is missing")));
         }
         if (header.dirty || record.is_dirty()) && self.is_unreadable(&record, shown)? {
@@ -579,10 +593,10 @@ impl Check<'_> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            if let Err(error) = backing.open_spill_map(ino) {
+            if let Err(error) = backing.open_spill_map(ino, self.trusted.spills.believed()) {
                 self.unusable_spills.insert(ino, error.to_string());
             } else if let Some(spill) = backing.open_spill(ino)? {
-                let counts = self.lengths_count && !self.usable.contains(&ino);
+                let counts = self.trusted.spills.lengths && !self.usable.contains(&ino);
                 let cut = record.is_dirty() && spill.file().len()? < record.attr.size;
                 if counts && cut {
                     self.unusable_spills.insert(ino, "its end is missing".into());

@@ -47,3 +47,4 @@ pub(crate) mod recover;
 mod recover_tests;
 pub(crate) mod start;
 pub(crate) mod stop;
+pub(crate) mod trust;

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use forebay_meta::{NewInode, Queue, Record, Seq};
 use forebay_store::copy::{self, Cancel, Limits, Priority};
 use forebay_store::recover;
-use forebay_store::{BackingStore, DirBacking, Header, Object, Presence, Temporary, Tier};
+use forebay_store::{
+    BackingStore, Believed, DirBacking, Header, Object, Presence, StoreError, Temporary, Tier,
+};
 use forebay_types::{FileKind, Ino};
 
 use crate::clock;
@@ -25,6 +27,7 @@ use crate::lifecycle::check::{
 };
 use crate::lifecycle::members::StoreHas;
 use crate::lifecycle::recover::RECOVERED;
+use crate::lifecycle::trust::{Trust, Trusted};
 use crate::node::Node;
 use crate::residency::synced::is_announced;
 use crate::writeback::parked;
@@ -36,6 +39,13 @@ struct Former {
     headers: HashMap<u64, Header>,
     /// The paths of dirty files of which nothing is left.
     gone: Vec<String>,
+}
+
+/// A tier, with what is known of it.
+struct TierToRebuild<'r> {
+    index: usize,
+    trusted: &'r Trusted,
+    former: &'r Former,
 }
 
 /// Inodes of the backlog that are looked at together.
@@ -72,12 +82,16 @@ pub(crate) fn rebuild(
     let config =
         NodeConfig { state_dir: request.state_dir.clone(), ..NodeConfig::new(backing, tiers) };
     let node = Node::start_for_rebuild(config)?;
+    let trusted = node.trusted();
+    node.tell_spill_maps(&trusted)?;
     node.number_above_objects()?;
     node.rebuild_parked(&mut checked)?;
+    let mut incomplete = HashSet::new();
     for index in 0..node.residency.tiers.len() {
-        node.rebuild_tier(index, &former, &mut checked, progress)?;
+        let place = TierToRebuild { index, trusted: &trusted, former: &former };
+        node.rebuild_tier(&place, &mut incomplete, &mut checked, progress)?;
     }
-    node.rebuild_spills(&former, &mut checked)?;
+    node.rebuild_spills(&former, &incomplete, &mut checked)?;
     for path in &former.gone {
         checked.problem(
             false,
@@ -150,6 +164,21 @@ fn former_names(request: &CheckRequest, backing: &Path, meta_dir: &Path) -> Resu
 }
 
 impl Node {
+    /// The maps of spill files say from here on what is believed of them. What can't be read is said when
+    /// it is wanted.
+    fn tell_spill_maps(&self, trusted: &Trusted) -> Result<()> {
+        for ino in self.backing.list_spills()? {
+            match self.backing.open_spill_map(ino, Believed::Synced) {
+                Ok(Some(mut map)) if !is_there(&map, trusted, trusted.spills)? => {
+                    map.believe_what_was_synced(true)?;
+                }
+                Err(StoreError::Damaged { .. } | StoreError::Version { .. }) | Ok(_) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
     /// A new inode must not get the number of an object that waits to be brought back.
     fn number_above_objects(&self) -> Result<()> {
         let mut highest = 0;
@@ -183,13 +212,14 @@ impl Node {
 
     fn rebuild_tier(
         &self,
-        index: usize,
-        former: &Former,
+        place: &TierToRebuild<'_>,
+        incomplete: &mut HashSet<u64>,
         checked: &mut Checked,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
+        let index = place.index;
         let tier = self.residency.tiers[index].tier.clone();
-        self.put_back_known(&*tier, former, checked)?;
+        self.put_back_known(&*tier, place.former, checked)?;
         let mut known = Vec::new();
         tier.list(&mut |ino, header| {
             known.push((ino, header));
@@ -212,7 +242,8 @@ impl Node {
                 }
                 Ok(header) if header.dirty => {
                     checked.dirty += 1;
-                    self.readopt(&*tier, ino, header)
+                    let map = sound_map(&*tier, header, place.trusted, index);
+                    map.and_then(|map| self.readopt(&*tier, map.as_ref(), header))
                 }
                 // Clean copies are in the backing store, too.
                 Ok(_) => {
@@ -225,6 +256,7 @@ impl Node {
                 }
                 Err(error) => {
                     let why = error.to_string();
+                    incomplete.insert(ino);
                     set_aside(&*tier, ino, &why, checked);
                     continue;
                 }
@@ -233,8 +265,12 @@ impl Node {
                 Ok(Some(path)) => {
                     checked.problem(true, format!("{path}: brought back from object {ino}"));
                 }
-                Ok(None) => set_aside(&*tier, ino, "it has no name", checked),
+                Ok(None) => {
+                    incomplete.insert(ino);
+                    set_aside(&*tier, ino, "it has no name", checked);
+                }
                 Err(error @ (NodeError::Store(_) | NodeError::BadState(_))) => {
+                    incomplete.insert(ino);
                     set_aside(&*tier, ino, &error.to_string(), checked);
                 }
                 Err(error) => checked.problem(false, format!("object {ino}: {error}")),
@@ -300,8 +336,14 @@ impl Node {
         Ok(())
     }
 
-    /// Spill files: what the replaced index knows the name of comes back, all else is set aside.
-    fn rebuild_spills(&self, former: &Former, checked: &mut Checked) -> Result<()> {
+    /// Spill files: what the replaced index knows the name of comes back, all else is set aside. So is one
+    /// of a file of which what lies over it, on a tier, is set aside: it is not the file without that.
+    fn rebuild_spills(
+        &self,
+        former: &Former,
+        incomplete: &HashSet<u64>,
+        checked: &mut Checked,
+    ) -> Result<()> {
         for ino in self.backing.list_spills()? {
             if self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled) {
                 // Made right now.
@@ -309,8 +351,8 @@ impl Node {
             }
             let known = former.headers.get(&ino).filter(|header| header.spilled);
             let readopted = match known {
-                Some(header) => self.readopt_spill(ino, header),
-                None => Ok(None),
+                Some(header) if !incomplete.contains(&ino) => self.readopt_spill(ino, header),
+                _ => Ok(None),
             };
             match readopted {
                 Ok(Some(path)) => {
@@ -344,7 +386,7 @@ impl Node {
             return Ok(None);
         };
         let Some(old) = self.backing.open_spill(ino)? else { return Ok(None) };
-        let map = self.backing.open_spill_map(ino)?;
+        let map = self.backing.open_spill_map(ino, Believed::Synced)?;
         let dir = self.directory_for(parent)?;
         let name = name.as_bytes();
         if map.is_some() {
@@ -396,7 +438,13 @@ impl Node {
 
     /// Gives a dirty object its name back, under a new inode number; the old object goes when the
     /// new one is durable.
-    fn readopt(&self, tier: &dyn Tier, ino: u64, header: &Header) -> Result<Option<String>> {
+    fn readopt(
+        &self,
+        tier: &dyn Tier,
+        map: Option<&Presence>,
+        header: &Header,
+    ) -> Result<Option<String>> {
+        let ino = header.ino;
         let path = PathBuf::from(&header.path);
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
             return Ok(None);
@@ -406,6 +454,9 @@ impl Node {
         let record = self.record_for(dir, name.as_bytes(), header)?;
         let found = self.meta.path(record.ino)?.unwrap_or_default();
         let stat = old.stat()?;
+        if let Some(map) = map {
+            self.fill_absent(&record, &*old, map, stat.size)?;
+        }
         self.adopt_bytes(tier, &record, &*old, header)?;
         self.meta.update(record.ino, None, |record| {
             record.attr.size = stat.size;
@@ -473,9 +524,6 @@ impl Node {
         fresh.whole = false;
         drop(tier.remove(record.ino.0));
         let object = tier.create(record.ino.0, &fresh)?;
-        if let Some(presence) = tier.open_map(header.ino, true)? {
-            self.fill_absent(record, old, &presence, len)?;
-        }
         let limits = Limits::plain(Priority::Rebalance);
         copy::copy_range(old, &*object, 0..len, &limits, &Cancel::default())?;
         object.set_len(len)?;
@@ -502,7 +550,7 @@ impl Node {
             return Ok(());
         }
         let spill = self.backing.open_spill(old.ino())?;
-        let map = self.backing.open_spill_map(old.ino())?;
+        let map = self.backing.open_spill_map(old.ino(), Believed::Synced)?;
         let mut buffer = vec![0; 1 << 20];
         for run in missing {
             let mut at = run.start;
@@ -550,6 +598,35 @@ impl Node {
             self.read_published(record, at, part)
         })
     }
+}
+
+/// Whether what a map marks is there, synced or not. Without a state directory the map alone tells.
+fn is_there(map: &Presence, trusted: &Trusted, trust: Trust) -> Result<bool> {
+    match trusted.known {
+        true => Ok(trust.unsynced),
+        false => Ok(map.is_of_this_boot()?),
+    }
+}
+
+/// The map that tells which bytes of a dirty object count; none of a whole one, whatever lies beside it.
+fn sound_map(
+    tier: &dyn Tier,
+    header: &Header,
+    trusted: &Trusted,
+    index: usize,
+) -> Result<Option<Presence>> {
+    if header.whole {
+        return Ok(None);
+    }
+    let Some(mut map) = tier.open_map(header.ino, Believed::Synced)? else {
+        return Err(NodeError::BadState("its map is gone".into()));
+    };
+    if is_there(&map, trusted, trusted.tier(index))? {
+        // Then nothing may be missing in it.
+        return Ok(tier.open_map(header.ino, Believed::Written)?);
+    }
+    map.believe_what_was_synced(true)?;
+    Ok(Some(map))
 }
 
 /// An object that can't be brought back.

@@ -2,20 +2,19 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::Instant;
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Link, Queue, Record, Seq};
-use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
+use forebay_store::{Attributes, Believed, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
+use crate::lifecycle::trust::{Trust, Trusted};
 use crate::node::Node;
 use crate::residency::aside::Evidence;
 use crate::residency::data::show_written;
@@ -23,10 +22,9 @@ use crate::residency::doubt;
 use crate::residency::removals::tell_displaced;
 use crate::residency::residents::Resident;
 use crate::residency::synced::is_announced;
-use crate::residency::synced::{CLEAN_END, RUNNING, SETTLED, names_below};
+use crate::residency::synced::{CLEAN_END, names_below};
 use crate::residency::synced::{
-    boot_id, bytes_before_a_hole, clear_beyond_base, counts, is_cut, is_same_boot, lengths_count,
-    surely_there,
+    bytes_before_a_hole, clear_beyond_base, counts, is_cut, surely_there,
 };
 use crate::writeback::reconcile::{is_pending, was_changed};
 
@@ -61,18 +59,6 @@ struct Looked {
     charged: u64,
 }
 
-/// What is believed of the tiers at a start.
-#[derive(Debug, Clone, Copy)]
-struct Trust {
-    /// What was written and not synced is there: the machine has not restarted.
-    unsynced: bool,
-    /// Clean copies are whole: nor was a tier mounted anew, whose device may have been away. (A
-    /// container has mounts of its own as well: there copies are fetched again.)
-    copies: bool,
-    /// No object is shorter than its record says.
-    lengths: bool,
-}
-
 /// Inodes of the backlog that are looked at together.
 const PAGE: usize = 1000;
 
@@ -83,14 +69,6 @@ pub(crate) const RECOVERED: &str = "recovered";
 /// that are not imported.
 fn is_removed(record: &Record) -> bool {
     record.links.is_empty() && record.attr.nlink == 0 && !record.orphan
-}
-
-/// The number of the mount that a file is in, which no other one gets until the machine restarts (Linux
-/// 6.8 and later).
-fn mount_number(path: &Path) -> Option<u64> {
-    let unique = StatxFlags::from_bits_retain(0x4000);
-    let found = statx(CWD, path, AtFlags::empty(), unique).ok()?;
-    (found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id)
 }
 
 impl Node {
@@ -108,20 +86,19 @@ impl Node {
         if let Some(cluster) = &self.cluster {
             cluster.recover_copies()?;
         }
-        let trust = self.trust()?;
-        let trusted = trust.unsynced;
+        let trusted = self.begin_trust()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
         for index in 0..self.residency.tiers.len() {
             if !known {
                 self.refuse_orphaned_tier(index)?;
             }
-            self.recover_tier(index, trust, &mut recovered, &mut evidence)?;
+            self.recover_tier(index, trusted.tier(index), &mut recovered, &mut evidence)?;
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail_at!("node.recover.tier");
         }
-        let spills = self.recover_spills(trust)?;
-        if !trusted {
+        let spills = self.recover_spills(trusted.spills)?;
+        if !trusted.all_tiers() {
             self.recover_unsynced(&evidence)?;
         }
         self.writeback.recover_parked()?;
@@ -133,7 +110,7 @@ impl Node {
             // Before anything is written: else a power cut leaves tiers without a namespace.
             self.meta.sync()?;
         }
-        if !trusted {
+        if !trusted.may_be_noted_at_once() {
             // Not before: a start that ends here must not have the next one believe what this did not.
             self.meta.sync()?;
             self.note_running()?;
@@ -174,51 +151,38 @@ impl Node {
         Ok(released)
     }
 
-    /// What is believed of the tiers, by how the last daemon ended.
-    fn trust(&self) -> Result<Trust> {
-        let clean_end = self.state_dir.join(CLEAN_END);
-        let boot = boot_id();
-        let last = std::fs::read_to_string(self.state_dir.join(RUNNING)).unwrap_or_default();
-        let ended = clean_end.exists();
-        // The boot alone is what older versions noted.
-        let same_boot = is_same_boot(&self.state_dir);
-        let same = same_boot && (last == boot || last == self.machine_and_mounts(&boot));
-        let trust = Trust {
-            unsynced: ended || same_boot,
-            copies: ended || same,
-            lengths: lengths_count(&self.state_dir),
-        };
-        if trust.unsynced {
+    /// What is believed, by how the last daemon ended: what it was, until all is read.
+    fn begin_trust(&self) -> Result<Trusted> {
+        let trusted = self.trusted();
+        if trusted.ended && !trusted.spills.unsynced {
+            // Before the next start could not know any more.
+            self.distrust_spills()?;
+        }
+        if trusted.may_be_noted_at_once() {
             self.note_running()?;
         }
-        if ended {
+        if trusted.ended {
             // Or the next start after a crash of the machine would see the clean end of this one.
-            std::fs::remove_file(&clean_end)?;
+            std::fs::remove_file(self.state_dir.join(CLEAN_END))?;
             std::fs::File::open(&self.state_dir)?.sync_all()?;
         }
-        Ok(trust)
+        Ok(trusted)
     }
 
-    /// Notes in which boot, and over which mounts, a daemon works on the tiers.
-    fn note_running(&self) -> Result<()> {
-        let running = self.state_dir.join(RUNNING);
-        if let Err(error) = std::fs::write(&running, self.machine_and_mounts(&boot_id())) {
-            // Without room for it: the next start trusts nothing that was not synced.
-            tracing::warn!(%error, "can't note the boot");
-            drop(std::fs::remove_file(&running));
+    /// Of spill files only that counts which was synced.
+    fn distrust_spills(&self) -> Result<()> {
+        for ino in self.residency.noted_spills()? {
+            match self
+                .residency
+                .open_spilled_as(ino, Believed::Synced, &|map| map.believe_what_was_synced(true))
+            {
+                // Said when it is wanted.
+                Ok(_) | Err(NodeError::Lost) => {}
+                Err(NodeError::Store(StoreError::Damaged { .. } | StoreError::Version { .. })) => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(std::fs::File::open(&self.state_dir)?.sync_all()?)
-    }
-
-    /// What is another one when the machine has restarted, or when a tier was mounted anew since: its
-    /// device may have been away, and what the kernel had not written is gone.
-    fn machine_and_mounts(&self, boot: &str) -> String {
-        let mut text = boot.to_string();
-        for slot in &self.residency.tiers {
-            let mount = mount_number(slot.tier.path()).unwrap_or(0);
-            text.push_str(&format!("{} {mount}\n", slot.tier.id()));
-        }
-        text
+        Ok(())
     }
 
     /// A namespace that has never seen this tier must not throw away what only the tier has.
@@ -247,16 +211,6 @@ impl Node {
             self.config.backing.display(),
             tiers.join(" ")
         )))
-    }
-
-    /// The next start may trust all that lies on the tiers; also the lengths of objects, if all files
-    /// are `settled`.
-    pub(crate) fn note_clean_end(&self, settled: bool) -> Result<()> {
-        for slot in &self.residency.tiers {
-            slot.tier.sync()?;
-        }
-        let said = if settled { SETTLED } else { "" };
-        Ok(std::fs::write(self.state_dir.join(CLEAN_END), said)?)
     }
 
     fn recover_tier(
@@ -347,7 +301,7 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         let record = self.residency.as_seen_here(&record);
-        let looked = match look_at(tier, ino, &header, trust.unsynced) {
+        let looked = match look_at(tier, ino, &header, trust) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
             Ok(None) => {
@@ -386,7 +340,7 @@ impl Node {
             // Of a dirty object and a clean one the backing store tells which is older.
             other.moves > header.moves
                 && (other.dirty || !header.dirty)
-                && (other.whole || matches!(tier.open_map(ino.0, other.dirty), Ok(Some(_))))
+                && (other.whole || matches!(tier.open_map(ino.0, Believed::Synced), Ok(Some(_))))
         })
     }
 
@@ -416,7 +370,8 @@ impl Node {
         let elsewhere = self.residency.tiers.iter().enumerate().any(|(other, slot)| {
             other != index
                 && slot.tier.open(ino.0).and_then(|object| object.header()).is_ok_and(|header| {
-                    header.whole || matches!(slot.tier.open_map(ino.0, header.dirty), Ok(Some(_)))
+                    header.whole
+                        || matches!(slot.tier.open_map(ino.0, Believed::Synced), Ok(Some(_)))
                 })
         });
         if elsewhere || !self.residency.peers.may_have_written(&record) {
@@ -737,20 +692,24 @@ impl Node {
     fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
-            let (size, spill) = match self.residency.open_spilled(ino) {
-                Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
-                Ok(None) => continue,
-                Err(
-                    error @ (NodeError::Lost
-                    | NodeError::Store(
-                        StoreError::Damaged { .. } | StoreError::Version { .. },
-                    )),
-                ) => {
-                    tracing::error!(%ino, %error, "a spill file can't be used");
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
+            let (size, spill) =
+                match self
+                    .residency
+                    .open_spilled_as(ino, trust.believed(), &|map| trust.believe(map, true))
+                {
+                    Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
+                    Ok(None) => continue,
+                    Err(
+                        error @ (NodeError::Lost
+                        | NodeError::Store(
+                            StoreError::Damaged { .. } | StoreError::Version { .. },
+                        )),
+                    ) => {
+                        tracing::error!(%ino, %error, "a spill file can't be used");
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
             let record = self.meta.get(ino)?;
             // While bytes move to a spill file, the object has the length of the file.
             let counts = self.residency.residents.get(ino.0).is_none();
@@ -783,16 +742,15 @@ fn look_at(
     tier: &dyn forebay_store::Tier,
     ino: Ino,
     header: &Header,
-    trusted: bool,
+    trust: Trust,
 ) -> forebay_store::Result<Option<Looked>> {
     let object = tier.open(ino.0)?;
     let stat = object.stat()?;
-    let mut map = if header.whole { None } else { tier.open_map(ino.0, header.dirty)? };
-    if !header.whole && map.is_none() {
-        return Ok(None);
-    }
-    if let Some(map) = map.as_mut().filter(|_| !trusted) {
-        map.believe_what_was_synced(header.dirty)?;
+    let mut map = if header.whole { None } else { tier.open_map(ino.0, trust.believed())? };
+    match &mut map {
+        None if !header.whole => return Ok(None),
+        None => {}
+        Some(map) => trust.believe(map, header.dirty)?,
     }
     let map_bytes = map.as_ref().map_or(0, Presence::sidecar_bytes);
     let charged = object.allocated_bytes()? + map_bytes;

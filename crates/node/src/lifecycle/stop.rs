@@ -67,8 +67,11 @@ impl Node {
         if ended && let Err(error) = tidied() {
             tracing::debug!(%error, "the private area stays in the backing store");
         }
-        if let Err(error) =
-            self.meta.sync().map_err(NodeError::from).and_then(|()| self.note_clean_end(ended))
+        if let Err(error) = self
+            .meta
+            .sync()
+            .map_err(NodeError::from)
+            .and_then(|()| self.note_clean_end(ended, until))
         {
             tracing::error!(
                 %error,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Attr, Moment, Queue, Record, Times};
-use forebay_store::{ErrorClass, Header};
+use forebay_store::{Believed, ErrorClass, Header};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
@@ -190,7 +190,7 @@ impl Residency {
         };
         let presence = match resident.whole {
             true => None,
-            false => match tier.open_map(ino.0, false) {
+            false => match tier.open_map(ino.0, Believed::Written) {
                 Err(error) if !resident.dirty && self.is_tiers_failure(resident.tier, &error) => {
                     self.forget_resident(ino, None);
                     return Ok(None);

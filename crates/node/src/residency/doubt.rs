@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{MetaStore, Queue, Record};
 use forebay_store::backing::{Access, Dir};
-use forebay_store::{Attributes, BackingFile, BackingStore, Object, Tier};
+use forebay_store::{Attributes, BackingFile, BackingStore, Believed, Object, Tier};
 use forebay_types::{FileKind, Fingerprint};
 
 use crate::error::Result;
@@ -65,7 +65,7 @@ fn compare(
         return Ok(None);
     }
     let mut absent = Vec::new();
-    match tier.open_map(record.ino.0, true) {
+    match tier.open_map(record.ino.0, Believed::Synced) {
         Ok(Some(map)) => map.missing_runs(0..len, &mut absent),
         Ok(None) => {}
         Err(_) => return Ok(None),

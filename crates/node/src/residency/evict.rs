@@ -17,7 +17,7 @@ use forebay_store::{ErrorClass, Header, Object, Presence};
 use forebay_types::Ino;
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
 use crate::residency::TierSlot;
@@ -157,6 +157,9 @@ impl Residency {
         if !unused {
             return Ok(false);
         }
+        if !self.remove_left_behind(ino) {
+            return Ok(false);
+        }
         fail_at!("node.evict.before_remove");
         self.remove_object(tier, ino)?;
         fail_at!("node.evict.after_remove");
@@ -250,16 +253,16 @@ impl Residency {
         let old = &self.tiers[usize::from(from)];
         // Times that are set from here on are set on the new one.
         let _one_at_a_time = file.times.lock();
-        let moved = self.complete_move(ino, place, &*object, to).and_then(|()| {
-            fail_at!("node.move.before_remove");
-            Ok(old.tier.remove(ino.0)?)
-        });
-        if let Err(error) = moved
-            // An error may come after the deed.
-            && !old.tier.open(ino.0).is_err_and(|error| error.class() == ErrorClass::NotFound)
-        {
+        if let Err(error) = self.complete_move(ino, place, &*object, to) {
             target.room.give(charged);
             self.take_back_move(ino, place, to)?;
+            return Err(error);
+        }
+        if let Err(error) = self.remove_moved(ino, from)
+            && self.counts_still(ino, place, &*object).inspect_err(|_| target.room.give(charged))?
+        {
+            target.room.give(charged);
+            self.drop_moved_copy(ino, to);
             return Err(error);
         }
         if dirty && let Err(error) = old.tier.settle_removals(ino.0) {
@@ -323,23 +326,80 @@ impl Residency {
         Ok(())
     }
 
-    /// An object stays where it is. What was made of it elsewhere will be the older of the two, and must not
-    /// count any more, though it can't be removed, or comes back after a power cut.
-    fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
-        match self.tiers[usize::from(to)].tier.remove(ino.0) {
-            Err(error) if error.class() == ErrorClass::NotFound => return Ok(()),
-            Err(error) => tracing::warn!(
-                %ino,
-                %error,
-                "what a failed move left on another tier can't be removed; it does not count any \
-                 more"
-            ),
-            Ok(()) => {}
+    /// Removes what could not be removed when a file was moved; false if that can't be done either. It may
+    /// be dirty, and would count at the next start if it were all that there is of the file.
+    fn remove_left_behind(&self, ino: Ino) -> bool {
+        let Some(tier) = self.left_behind.lock().get(&ino.0).copied() else { return true };
+        let removed = self.remove_object(tier, ino).is_ok();
+        if removed {
+            self.left_behind.lock().remove(&ino.0);
         }
+        removed
+    }
+
+    fn remove_moved(&self, ino: Ino, from: u8) -> Result<()> {
+        fail_at!("node.move.before_remove");
+        Ok(self.tiers[usize::from(from)].tier.remove(ino.0)?)
+    }
+
+    /// Whether an object counts that was moved, and that could not be removed afterwards: then it says so
+    /// from here on. The copy is complete, and may be all that is left: it gives way only if the object can
+    /// be opened and read, and takes a new header. An error may have come after the deed.
+    fn counts_still(&self, ino: Ino, place: &TierObject, copy: &dyn Object) -> Result<bool> {
+        let tier = &self.tiers[usize::from(place.tier)].tier;
+        let is_there = tier.open(ino.0).and_then(|object| object.header());
+        match is_there.map_err(NodeError::from).and_then(|_| self.count_again(place)) {
+            Ok(()) => Ok(true),
+            Err(NodeError::Store(error)) if error.class() == ErrorClass::NotFound => Ok(false),
+            Err(error) => {
+                tracing::warn!(
+                    %ino,
+                    %error,
+                    "an object was moved to another tier and can't be removed where it was; it does \
+                     not count any more"
+                );
+                // The new header may be there all the same.
+                let header = copy.header()?;
+                copy.set_header(&Header { moves: header.moves + 2, ..header })?;
+                copy.sync(false)?;
+                self.left_behind.lock().insert(ino.0, place.tier);
+                Ok(false)
+            }
+        }
+    }
+
+    /// An object says that it is newer than what was made of it elsewhere.
+    fn count_again(&self, place: &TierObject) -> Result<()> {
         self.edit_header(place, |header| {
             header.moves += 2;
             Ok(())
         })
+    }
+
+    /// An object stays where it is. What was made of it elsewhere will be the older of the two, and must not
+    /// count any more, though it can't be removed, or comes back after a power cut.
+    fn take_back_move(&self, ino: Ino, place: &TierObject, to: u8) -> Result<()> {
+        self.drop_moved_copy(ino, to);
+        self.count_again(place)
+    }
+
+    fn drop_moved_copy(&self, ino: Ino, to: u8) {
+        let tier = &self.tiers[usize::from(to)].tier;
+        let Err(error) = tier.remove(ino.0) else { return };
+        if error.class() == ErrorClass::NotFound {
+            return;
+        }
+        tracing::warn!(
+            %ino,
+            %error,
+            "what a failed move left on another tier can't be removed; it does not count any more"
+        );
+        // Nor when the object is gone: as one that was begun and never counted.
+        let begun = tier.open(ino.0).and_then(|object| {
+            let header = object.header()?;
+            object.set_header(&Header { whole: false, dirty: false, writing: false, ..header })
+        });
+        drop(begun);
     }
 
     /// Drops the copy of a clean file that nobody uses, for `forebay evict`; says whether it went.

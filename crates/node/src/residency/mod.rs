@@ -130,6 +130,8 @@ pub struct Residency {
     /// What was set aside, and what is lost.
     pub(crate) troubles: aside::Troubles,
     pub(crate) removals: removals::Removals,
+    /// Objects that were moved and could not be removed where they were: inode numbers, and the tiers.
+    left_behind: Mutex<std::collections::HashMap<u64, u8>>,
     pub(crate) failed_syncs: failed_syncs::FailedSyncs,
     pub(crate) accesses: access::Accesses,
     /// A spill file has been noted, now or by an earlier daemon.
@@ -195,6 +197,7 @@ impl Residency {
             residents: Default::default(),
             troubles: Default::default(),
             removals: Default::default(),
+            left_behind: Default::default(),
             accesses: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
             steward: Mutex::new(steward),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_meta::{Queue, Record};
-use forebay_store::{Attributes, ErrorClass, Header, Presence, StoreError};
+use forebay_store::{Attributes, Believed, ErrorClass, Header, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -515,8 +515,19 @@ impl Residency {
     /// # Errors
     /// What the backing store says; [`NodeError::Lost`] if its map is gone.
     pub(crate) fn open_spilled(&self, ino: Ino) -> Result<Option<Spill>> {
+        self.open_spilled_as(ino, Believed::Written, &|_| Ok(()))
+    }
+
+    /// The same; its map is told first what is believed of it.
+    pub(crate) fn open_spilled_as(
+        &self,
+        ino: Ino,
+        believed: Believed,
+        believe: &dyn Fn(&mut Presence) -> forebay_store::Result<()>,
+    ) -> Result<Option<Spill>> {
         let Some(spill) = self.backing.open_spill(ino.0)? else { return Ok(None) };
-        let map = self.backing.open_spill_map(ino.0)?;
+        let mut map = self.backing.open_spill_map(ino.0, believed)?;
+        map.as_mut().map_or(Ok(()), believe)?;
         let note = self.meta.setting(&spill_setting(ino))?;
         let flags = note.and_then(|note| note.get(8).copied()).unwrap_or_default();
         if map.is_none() && flags & HAS_MAP != 0 {

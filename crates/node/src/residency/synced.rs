@@ -33,8 +33,10 @@ use crate::residency::files::{File, FileRef};
 
 /// Where a state directory notes that its node ended in good order.
 pub(crate) const CLEAN_END: &str = "clean-end";
-/// In that file, if each record had the length of its object.
+/// In that file, a word, if each record had the length of its object.
 pub(crate) const SETTLED: &str = "settled";
+/// In that file, if what is in spill files is durable.
+pub(crate) const SPILLS: &str = "spills";
 /// Where it notes for which start of the machine a node runs.
 pub(crate) const RUNNING: &str = "running";
 
@@ -87,15 +89,6 @@ pub(crate) fn clear_beyond_base(
     let Some(beyond) = map.beyond_base() else { return Ok(()) };
     object.punch(beyond.start, beyond.end - beyond.start)?;
     object.set_times(None, Some(mtime))
-}
-
-/// Whether no object is shorter than its record says, unless it was damaged: the last daemon ended with
-/// nothing in hand, or was killed, and has noted each cut before it was made.
-pub(crate) fn lengths_count(state_dir: &Path) -> bool {
-    match std::fs::read(state_dir.join(CLEAN_END)) {
-        Ok(said) => said == SETTLED.as_bytes(),
-        Err(_) => is_same_boot(state_dir),
-    }
 }
 
 /// Which run of the machine this is; empty if the kernel does not say.

@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 use super::{bytes, class_of};
 use crate::backing::{Access, Node, PRIVATE, RenameMode, SetAttributes, XattrMode};
 use crate::{
-    BackingStore, Commit, Dir, ErrorClass, Expect, FileKind, Fingerprint, Temporary, Timestamp,
+    BackingStore, Believed, Commit, Dir, ErrorClass, Expect, FileKind, Fingerprint, Temporary,
+    Timestamp,
 };
 
 const OK: &str = "a plain operation works";
@@ -301,15 +302,22 @@ fn private_area(store: &dyn BackingStore) {
     assert_eq!(read(store, &root, "big"), b"spilled");
     assert_eq!(store.list_spills().expect(OK), []);
     store.spill(4).expect(OK);
-    assert!(store.open_spill_map(4).expect(OK).is_none(), "without a map it has all bytes");
+    assert!(
+        store.open_spill_map(4, Believed::Written).expect(OK).is_none(),
+        "without a map it has all bytes"
+    );
     let mut map = store.spill_map(4, 4096, 10_000).expect(OK);
     map.mark_dirty(0..5000).expect(OK);
     drop(map);
-    let map = store.open_spill_map(4).expect(OK).expect("a map outlives its handle");
+    let map =
+        store.open_spill_map(4, Believed::Written).expect(OK).expect("a map outlives its handle");
     assert!(map.is_present(0..8192) && !map.is_present(8192..10_000));
     assert_eq!(store.list_spills().expect(OK), [4], "the map is no spill file of its own");
     store.remove_spill(4).expect(OK);
-    assert!(store.open_spill_map(4).expect(OK).is_none(), "it goes with its file");
+    assert!(
+        store.open_spill_map(4, Believed::Written).expect(OK).is_none(),
+        "it goes with its file"
+    );
     store.remove_spill(4).expect(OK);
 
     store.mkdir(&root, os("d"), 0o755).expect(OK);

@@ -2,7 +2,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{bytes, class_of};
-use crate::{ErrorClass, Header, Presence, StoreError, Tier};
+use crate::{Believed, ErrorClass, Header, Presence, StoreError, Tier};
 
 fn header(ino: u64) -> Header {
     let mut header = Header { ino, moves: 1, mode: 0o644, whole: true, ..Header::default() };
@@ -82,20 +82,21 @@ fn headers(tier: &dyn Tier) {
 fn maps(tier: &dyn Tier) {
     let extent = Presence::DEFAULT_EXTENT;
     tier.create(7, &Header { whole: false, ..header(7) }).expect("create works");
-    assert!(tier.open_map(7, false).expect("open_map works").is_none());
+    assert!(tier.open_map(7, Believed::Written).expect("open_map works").is_none());
     let mut map = tier.create_map(7, extent, 10 * extent).expect("create_map works");
     map.mark_clean(0..2 * extent).expect("mark works");
     map.mark_dirty(5 * extent..5 * extent + 1).expect("mark works");
     // What a killed daemon leaves is what was marked, without any sync or drop.
-    let reread = tier.open_map(7, false).expect("open_map works").expect("there is a map");
+    let reread =
+        tier.open_map(7, Believed::Written).expect("open_map works").expect("there is a map");
     assert_eq!((reread.present_bytes(), reread.dirty_bytes()), (3 * extent, extent));
     assert_eq!(inodes(tier), [7], "maps are no objects");
     tier.remove_map(7).expect("remove_map works");
     tier.remove_map(7).expect("remove_map of none works");
-    assert!(tier.open_map(7, false).expect("open_map works").is_none());
+    assert!(tier.open_map(7, Believed::Written).expect("open_map works").is_none());
     tier.create_map(7, extent, 1).expect("create_map works");
     tier.remove(7).expect("remove works");
-    assert!(tier.open_map(7, false).expect("open_map works").is_none());
+    assert!(tier.open_map(7, Believed::Written).expect("open_map works").is_none());
 }
 
 fn leases(tier: &dyn Tier) {

@@ -8,7 +8,7 @@ use crate::backing::{
     Access, BackingEntry, Cleaned, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, Group, Presence, Result,
+    Attributes, BackingFile, BackingStore, Believed, Commit, Dir, Expect, Group, Presence, Result,
     StoreError, Synced, Temporary,
 };
 
@@ -108,7 +108,7 @@ impl BackingStore for InterceptedBacking {
         Sync: fn sync_held(&self, held: &[Dir]) -> Result<()>, "";
         Sync: fn sync(&self) -> Result<()>, "";
         Create: fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>, "";
-        Open: fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>, "";
+        Open: fn open_spill_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>>, "";
         Sync: fn sync_group(&self, group: &Group) -> Result<Synced>, "";
         Remove: fn remove_spill(&self, ino: u64) -> Result<()>, "";
         Rename: fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>, "";

@@ -12,7 +12,7 @@ use crate::backing::{
     Node, RenameMode, SetAttributes, Temporary, XattrMode,
 };
 use crate::group::{Group, Synced};
-use crate::{Attributes, Presence, Result};
+use crate::{Attributes, Believed, Presence, Result};
 
 /// Finds an entry under each spelling of its name, and keeps the one that it was made with.
 pub struct FoldingBacking {
@@ -98,7 +98,7 @@ impl BackingStore for FoldingBacking {
         fn spill(&self, ino: u64) -> Result<Temporary>;
         fn open_spill(&self, ino: u64) -> Result<Option<Temporary>>;
         fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
-        fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>;
+        fn open_spill_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>>;
         fn remove_spill(&self, ino: u64) -> Result<()>;
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
         fn list_set_aside(&self) -> Result<Vec<PathBuf>>;

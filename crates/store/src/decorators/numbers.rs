@@ -18,8 +18,8 @@ use crate::backing::{
     Access, BackingEntry, Cleaned, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Commit, Dir, Expect, FileKind, Fingerprint, Group,
-    Presence, Result, Synced, Temporary, Timestamp,
+    Attributes, BackingFile, BackingStore, Believed, Commit, Dir, Expect, FileKind, Fingerprint,
+    Group, Presence, Result, Synced, Temporary, Timestamp,
 };
 
 thread_local! {
@@ -269,7 +269,7 @@ impl BackingStore for RenumberedBacking {
         fn begin_group(&self) -> Option<Group>;
         fn sync_group(&self, group: &Group) -> Result<Synced>;
         fn spill_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence>;
-        fn open_spill_map(&self, ino: u64) -> Result<Option<Presence>>;
+        fn open_spill_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>>;
         fn remove_spill(&self, ino: u64) -> Result<()>;
         fn list_spills(&self) -> Result<Vec<u64>>;
         fn park(&self, dir: &Dir, name: &OsStr, key: u64) -> Result<()>;

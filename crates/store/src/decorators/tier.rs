@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
 use crate::{
-    Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId, TierLock, TierUsage,
+    Believed, Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId, TierLock,
+    TierUsage,
 };
 
 /// A tier whose operations an [`Interceptor`] decides about. Presence maps are asked about when
@@ -106,9 +107,9 @@ impl Tier for InterceptedTier {
         self.inner.create_map(ino, extent_size, size)
     }
 
-    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>> {
+    fn open_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>> {
         self.ask(Operation::Map)?;
-        self.inner.open_map(ino, was_writing)
+        self.inner.open_map(ino, believed)
     }
 
     fn remove_map(&self, ino: u64) -> Result<()> {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::{
-    AllocateMode, Attributes, Bytes, Header, LeaseGuard, Object, Presence, Result, Tier, TierId,
-    TierLock, TierUsage, Timestamp,
+    AllocateMode, Attributes, Believed, Bytes, Header, LeaseGuard, Object, Presence, Result, Tier,
+    TierId, TierLock, TierUsage, Timestamp,
 };
 
 /// How to take back one change of an object.
@@ -194,8 +194,8 @@ impl Tier for VolatileTier {
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {
         self.inner.create_map(ino, extent_size, size)
     }
-    fn open_map(&self, ino: u64, was_writing: bool) -> Result<Option<Presence>> {
-        self.inner.open_map(ino, was_writing)
+    fn open_map(&self, ino: u64, believed: Believed) -> Result<Option<Presence>> {
+        self.inner.open_map(ino, believed)
     }
     fn remove_map(&self, ino: u64) -> Result<()> {
         self.inner.remove_map(ino)

@@ -26,6 +26,19 @@ fn restart_machine(dir: &tempfile::TempDir) {
     std::fs::write(&path, bytes).unwrap();
 }
 
+/// As a start reads it after a crash of the machine.
+fn load_after_a_crash(dir: &tempfile::TempDir, was_writing: bool) -> Presence {
+    restart_machine(dir);
+    let mut map = Presence::load(map_file(dir), 7, Believed::Synced).unwrap();
+    assert!(!map.is_of_this_boot().unwrap());
+    map.believe_what_was_synced(was_writing).unwrap();
+    drop(map);
+    // That lasts.
+    let map = Presence::load(map_file(dir), 7, Believed::Written).unwrap();
+    assert!(map.is_of_this_boot().unwrap());
+    map
+}
+
 fn object(dir: &tempfile::TempDir) -> LocalFile {
     let path = dir.path().join("object");
     LocalFile::new(std::fs::File::create(&path).unwrap().into(), path)
@@ -125,7 +138,7 @@ impl Model {
             Step::Reload => {
                 // What a daemon finds that was killed: no flush in hand, nothing else lost.
                 self.flush = None;
-                self.map = Presence::load(map_file(dir), 7, false).unwrap();
+                self.map = Presence::load(map_file(dir), 7, Believed::Written).unwrap();
             }
             Step::Take(_) => {}
         }
@@ -203,7 +216,7 @@ proptest! {
         let sum = xxh3_64(&good[..56]);
         good[56..64].copy_from_slice(&sum.to_le_bytes());
         std::fs::write(&path, &good).unwrap();
-        let _ = Presence::load(map_file(&dir), 7, true);
+        let _ = Presence::load(map_file(&dir), 7, Believed::Written);
     }
 }
 
@@ -233,15 +246,13 @@ fn load_after_a_machine_crash_keeps_only_what_was_synced() {
     map.mark_clean(2 * EXTENT..3 * EXTENT).unwrap();
     map.mark_dirty(3 * EXTENT..4 * EXTENT).unwrap();
     drop(map);
-    let same_boot = Presence::load(map_file(&dir), 7, false).unwrap();
+    let same_boot = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
     assert_eq!((same_boot.present_bytes(), same_boot.dirty_bytes()), (4 * EXTENT, 2 * EXTENT));
     drop(same_boot);
-    restart_machine(&dir);
-    let next_boot = Presence::load(map_file(&dir), 7, false).unwrap();
+    let next_boot = load_after_a_crash(&dir, false);
     assert_eq!((next_boot.present_bytes(), next_boot.dirty_bytes()), (2 * EXTENT, EXTENT));
     drop(next_boot);
-    restart_machine(&dir);
-    let writing = Presence::load(map_file(&dir), 7, true).unwrap();
+    let writing = load_after_a_crash(&dir, true);
     assert_eq!((writing.present_bytes(), writing.dirty_bytes()), (2 * EXTENT, 2 * EXTENT));
 }
 
@@ -254,8 +265,7 @@ fn extent_marked_between_begin_and_finish_of_a_sync_is_not_durable() {
     map.mark_dirty(EXTENT..2 * EXTENT).unwrap();
     map.finish_sync().unwrap();
     drop(map);
-    restart_machine(&dir);
-    let map = Presence::load(map_file(&dir), 7, false).unwrap();
+    let map = load_after_a_crash(&dir, false);
     assert!(map.is_present(0..EXTENT) && !map.is_present(EXTENT..EXTENT + 1));
 }
 
@@ -263,14 +273,14 @@ fn extent_marked_between_begin_and_finish_of_a_sync_is_not_durable() {
 fn load_of_a_newer_or_foreign_map_fails_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     drop(Presence::create(map_file(&dir), 7, EXTENT, EXTENT).unwrap());
-    let other = Presence::load(map_file(&dir), 8, false);
+    let other = Presence::load(map_file(&dir), 8, Believed::Written);
     assert!(matches!(other, Err(StoreError::Damaged { .. })));
     let path = dir.path().join("map");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[8] = 9;
     std::fs::write(&path, bytes).unwrap();
-    let newer = Presence::load(map_file(&dir), 7, false);
-    assert!(matches!(newer, Err(StoreError::Version { found: 9, known: 1, .. })));
+    let newer = Presence::load(map_file(&dir), 7, Believed::Written);
+    assert!(matches!(newer, Err(StoreError::Version { found: 9, known: 2, .. })));
 }
 
 #[test]
@@ -282,7 +292,7 @@ fn map_when_its_device_was_away_then_only_what_was_synced_counts() {
     map.mark_clean(EXTENT..2 * EXTENT).unwrap();
     assert!(map.is_durable(0..3 * EXTENT) && !map.is_durable(EXTENT..3 * EXTENT));
     drop(map);
-    let mut map = Presence::load(map_file(&dir), 7, false).unwrap();
+    let mut map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
     assert_eq!(map.present_bytes(), 2 * EXTENT);
     map.believe_what_was_synced(false).unwrap();
     assert_eq!((map.present_bytes(), map.dirty_bytes()), (EXTENT, 0));
@@ -317,8 +327,7 @@ fn sync_of_a_map_looks_only_at_what_changed_since_the_last_one() {
     map.set_len(6 * EXTENT).unwrap();
     map.finish_sync().unwrap();
     drop(map);
-    restart_machine(&dir);
-    let map = Presence::load(map_file(&dir), 7, false).unwrap();
+    let map = load_after_a_crash(&dir, false);
     assert_eq!(map.present_bytes(), 6 * EXTENT);
 }
 
@@ -329,10 +338,116 @@ fn sync_of_a_loaded_map_covers_what_was_present_before() {
     let mut map = Presence::create(map_file(&dir), 7, EXTENT, 8 * EXTENT).unwrap();
     map.mark_clean(0..3 * EXTENT).unwrap();
     drop(map);
-    let mut map = Presence::load(map_file(&dir), 7, false).unwrap();
+    let mut map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
     map.sync(&object).unwrap();
     drop(map);
-    restart_machine(&dir);
-    let map = Presence::load(map_file(&dir), 7, false).unwrap();
+    let map = load_after_a_crash(&dir, false);
     assert_eq!(map.present_bytes(), 3 * EXTENT);
+}
+
+#[test]
+fn map_of_another_boot_when_it_is_read_then_nothing_of_it_is_changed_or_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut map = Presence::create(map_file(&dir), 7, EXTENT, 8 * EXTENT).unwrap();
+    map.mark_dirty(0..3 * EXTENT).unwrap();
+    drop(map);
+    restart_machine(&dir);
+    let path = dir.path().join("map");
+    let before = std::fs::read(&path).unwrap();
+    let mut map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
+    assert_eq!((map.present_bytes(), map.dirty_bytes()), (3 * EXTENT, 3 * EXTENT));
+    assert!(std::fs::read(&path).unwrap() == before, "to read it has changed it");
+    // The last daemon has ended in order: all of it lasts, also over the next crash.
+    map.believe_all(true).unwrap();
+    drop(map);
+    let map = load_after_a_crash(&dir, false);
+    assert_eq!((map.present_bytes(), map.dirty_bytes()), (3 * EXTENT, 3 * EXTENT));
+}
+
+/// What stands in the sidecar, with its header made right.
+fn rewrite(dir: &tempfile::TempDir, change: impl FnOnce(&mut Vec<u8>)) {
+    let path = dir.path().join("map");
+    let mut bytes = std::fs::read(&path).unwrap();
+    change(&mut bytes);
+    let sum = xxh3_64(&bytes[..56]);
+    bytes[56..64].copy_from_slice(&sum.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+}
+
+fn is_damaged(dir: &tempfile::TempDir, believed: Believed) -> bool {
+    matches!(Presence::load(map_file(dir), 7, believed), Err(StoreError::Damaged { .. }))
+}
+
+/// A map with a state of each kind, the first ones durable.
+fn with_all_states(dir: &tempfile::TempDir) {
+    let mut map = Presence::create(map_file(dir), 7, EXTENT, 6 * EXTENT).unwrap();
+    map.mark_clean(0..EXTENT).unwrap();
+    map.mark_dirty(EXTENT..2 * EXTENT).unwrap();
+    map.sync(&object(dir)).unwrap();
+    map.mark_clean(2 * EXTENT..3 * EXTENT).unwrap();
+    map.mark_dirty(3 * EXTENT..4 * EXTENT).unwrap();
+}
+
+#[test]
+fn state_of_which_any_bit_is_flipped_then_the_map_is_damaged() {
+    for (index, bit) in (0..6).flat_map(|index| (0..8).map(move |bit| (index, bit))) {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        with_all_states(&dir);
+        rewrite(&dir, |bytes| bytes[HEADER_LEN + index] ^= 1 << bit);
+        for believed in [Believed::Written, Believed::Synced] {
+            assert!(is_damaged(&dir, believed), "bit {bit} of state {index}, {believed:?}");
+        }
+    }
+}
+
+#[test]
+fn map_whose_states_are_cut_or_zeros_then_they_are_absent_only_after_a_crash() {
+    for cut in [false, true] {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        with_all_states(&dir);
+        rewrite(&dir, |bytes| match cut {
+            true => bytes.truncate(HEADER_LEN + 2),
+            false => bytes[HEADER_LEN + 2..].fill(0),
+        });
+        assert!(is_damaged(&dir, Believed::Written), "cut: {cut}");
+        let map = load_after_a_crash(&dir, false);
+        assert_eq!((map.present_bytes(), map.dirty_bytes()), (2 * EXTENT, EXTENT), "cut: {cut}");
+    }
+}
+
+#[test]
+fn map_of_the_first_version_then_it_is_read_and_stays_so_and_no_impossible_state_is_believed() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    with_all_states(&dir);
+    let first = |bytes: &mut Vec<u8>| {
+        bytes[8] = 1;
+        // What was never written need not be there.
+        bytes.truncate(HEADER_LEN);
+        bytes.extend_from_slice(&[5, 7, 1, 3]);
+    };
+    rewrite(&dir, first);
+    let mut map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
+    assert_eq!((map.present_bytes(), map.dirty_bytes()), (4 * EXTENT, 2 * EXTENT));
+    map.mark_dirty(5 * EXTENT..6 * EXTENT).unwrap();
+    drop(map);
+    let bytes = std::fs::read(dir.path().join("map")).unwrap();
+    assert_eq!((bytes[8], &bytes[HEADER_LEN..]), (1, &[5, 7, 1, 3, 0, 3][..]));
+    for impossible in [2, 4, 6, 8, 0x11, 0x80] {
+        rewrite(&dir, |bytes| bytes[HEADER_LEN] = impossible);
+        assert!(is_damaged(&dir, Believed::Written), "{impossible}");
+    }
+}
+
+#[test]
+fn extents_between_an_end_and_what_is_left_to_the_base_when_the_map_was_longer_once_then_are_absent()
+ {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut map = Presence::create(map_file(&dir), 7, EXTENT, 6 * EXTENT).unwrap();
+    map.mark_dirty(0..6 * EXTENT).unwrap();
+    map.set_len(EXTENT).unwrap();
+    map.leave_to_base(4 * EXTENT..5 * EXTENT).unwrap();
+    assert_eq!(map.present_bytes(), EXTENT);
+    drop(map);
+    let map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
+    assert_eq!(map.present_bytes(), EXTENT);
 }
