@@ -85,7 +85,7 @@ impl Node {
             self.residency.begin_partial(file, record)?;
         } else if size > 0
             && file.location.read().place.is_none()
-            && !self.residency.ensure_place(file, record)?
+            && !self.residency.ensure_place(file)?
         {
             context.wait()?;
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Queue, Record};
+use forebay_meta::Queue;
 use forebay_store::{Attributes, ErrorClass, Header, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
@@ -31,7 +31,7 @@ const BEGIN: u64 = 2 * BLOCK;
 impl Residency {
     /// Gives a file without bytes an object on the fastest tier that has room; says whether one
     /// had.
-    pub(crate) fn ensure_place(&self, file: &FileRef, record: &Record) -> Result<bool> {
+    pub(crate) fn ensure_place(&self, file: &FileRef) -> Result<bool> {
         // A fetch under way makes an object of the same name.
         let Some(_alone) = file.fetching.try_lock() else { return Ok(false) };
         let mut location = file.location.write();
@@ -46,10 +46,11 @@ impl Residency {
             if !self.take_room(tier, BEGIN) {
                 continue;
             }
-            // As it is now: a version may be about to appear, which the object must know.
+            // As it is now: a version may be about to appear, or have appeared while room was made. One
+            // that the object does not know as its own counts as newer after a power cut.
             let now = self.meta.get(file.ino)?;
             let pending = now.backing.pending;
-            let header = Header { pending, ..self.header_for(record, true, true) };
+            let header = Header { pending, ..self.header_for(&now, true, true) };
             let object = match self.create_object(tier, file.ino.0, &header) {
                 Ok(object) => object,
                 Err(error) => {
@@ -105,7 +106,6 @@ impl Residency {
         data: &[u8],
     ) -> Result<usize> {
         let end = offset + data.len() as u64;
-        let record = self.meta.get(file.ino)?;
         fail_at!("node.spill.begin");
         let tier = file.location.read().place.as_ref().map_or(0, |place| place.tier);
         for attempt in 0..2 {
@@ -115,7 +115,7 @@ impl Residency {
             }
             if file.location.read().place.is_none() {
                 drop(file.fetching.lock());
-                self.ensure_place(file, &record)?;
+                self.ensure_place(file)?;
             }
             let location = file.location.write();
             self.given_up.check(context)?;
