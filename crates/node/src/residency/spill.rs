@@ -263,10 +263,17 @@ impl Residency {
     }
 
     /// Whether programs may read the object without asking the daemon, so that its bytes can't move:
-    /// a passthrough open lives, or a mapping that outlasted one.
+    /// a passthrough open lives, or a mapping that outlasted one, perhaps of an earlier use of the file,
+    /// of which only a lease tells. (Who looks at the object for a moment is taken for such a mapping.)
     fn is_read_by_the_kernel(&self, file: &File, place: &TierObject) -> bool {
-        file.opens.lock().passes_to_object()
-            || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
+        if file.opens.lock().passes_to_object() {
+            return true;
+        }
+        match place.object.exclusive() {
+            Ok(lease) => lease.is_none() && self.kernel.get().is_some(),
+            // Else nothing could ever leave a tier that has no leases.
+            Err(_) => place.passed.load(Ordering::Acquire) && self.maybe_mapped(place),
+        }
     }
 
     /// Whether a mapping of the object may live that outlasted a passthrough open, and that may be
