@@ -100,6 +100,9 @@ impl Residency {
 
     /// A record never says more than there is: it comes first where the file becomes shorter, and last
     /// where it becomes longer. So bytes that are missing after the death of a daemon are a damage.
+    ///
+    /// Nor does a record say that a file is dirty before there is something that it is dirty for: one that
+    /// no tier has room for gets its spill file first.
     pub(crate) fn change_length(
         &self,
         file: &FileRef,
@@ -111,6 +114,9 @@ impl Residency {
         let before = self.meta.get(ino)?;
         let shrinks = size < before.attr.size;
         if shrinks {
+            if size > 0 && location.place.is_none() {
+                self.ensure_spill(file, location)?;
+            }
             self.record_length(ino, size, now)?;
         }
         let changed = self.change_bytes(file, location, size, now).and_then(|()| match shrinks {
