@@ -207,13 +207,7 @@ impl Residency {
                 return Err(error);
             }
             self.note_emptied(place)?;
-            if place.presence.take().is_some() {
-                let mut header = place.object.header()?;
-                header.whole = true;
-                header.spilled = false;
-                place.set_header(&header)?;
-                self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
-            }
+            self.mark_emptied_whole(file.ino, place)?;
             self.true_up(file, place)?;
         }
         if let Some(spill) = spill {
@@ -228,6 +222,22 @@ impl Residency {
             self.let_go_of_emptied_spill(file.ino, None)?;
         }
         location.base = Underlay::Zeros;
+        Ok(())
+    }
+
+    /// An emptied object lacks nothing. Its map is kept up to date until the header says so, and goes only
+    /// then: should that fail, the next start goes by the map.
+    fn mark_emptied_whole(&self, ino: Ino, place: &mut TierObject) -> Result<()> {
+        match &place.presence {
+            Some(presence) => presence.write().set_len(0)?,
+            None if place.object.header()?.whole => return Ok(()),
+            None => {}
+        }
+        self.edit_header(place, |header| {
+            (header.whole, header.spilled) = (true, false);
+            Ok(())
+        })?;
+        self.let_go_of_map(ino, place);
         Ok(())
     }
 

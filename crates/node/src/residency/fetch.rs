@@ -689,21 +689,22 @@ impl Residency {
         fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
-        if let Err(error) = place.set_header(&header)
-            && !place.object.header().is_ok_and(|now| now.whole)
-        {
-            return Err(error);
-        }
+        place.set_header(&header)?;
         fail_at!("node.fill.whole");
-        // From here on no map counts, whether or not the tier lets it go: to go on with it, and to punch
-        // holes into an object that says that it has none, would make zeros of them.
-        if let Err(error) = self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0) {
-            tracing::debug!(ino = %file.ino, %error, "a map that nobody needs stays");
-        }
-        place.presence = None;
+        self.let_go_of_map(file.ino, place);
         place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         Ok(())
+    }
+
+    /// The header of an object says that it has all bytes. From here on no map counts, whether or not the
+    /// tier lets it go: to go on with it, and to punch holes into an object that says that it has none, would
+    /// make zeros of them.
+    pub(super) fn let_go_of_map(&self, ino: Ino, place: &mut TierObject) {
+        if let Err(error) = self.tiers[usize::from(place.tier)].tier.remove_map(ino.0) {
+            tracing::debug!(%ino, %error, "a map that nobody needs stays");
+        }
+        place.presence = None;
     }
 
     /// Tells the steward what an object takes up.
