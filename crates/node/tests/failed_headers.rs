@@ -77,3 +77,28 @@ fn part_whose_emptying_fails_at_any_header_when_emptied_again_then_what_is_synce
         }
     }
 }
+
+/// A file of several names is written back by what its map says has changed.
+#[test]
+fn part_that_a_failed_write_has_changed_when_written_back_then_the_backing_store_has_what_is_read()
+{
+    let once = Arc::new(Once::default());
+    let rig = rig_over(&once);
+    std::fs::write(rig.backing().join("file"), noise(3, 600 * KIB)).unwrap();
+    std::fs::hard_link(rig.backing().join("file"), rig.backing().join("link")).unwrap();
+    rig.ino("link");
+    // The first extent alone.
+    rig.node().residency().warm_file(rig.ino("file"), &mut |_| false).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    once.arm(Operation::Write, 0, Verdict::Torn { bytes: 30 * KIB, errno: libc::EIO });
+    let data = noise(4, 128 * KIB);
+    assert!(rig.node().write(&CONTEXT, fh, 0, &data).is_err(), "it was not written to the tier");
+    let mut found = [0; 1000];
+    // No more of it, or all of it would be fetched.
+    assert_eq!(rig.node().read(&CONTEXT, fh, 0, &mut found).unwrap(), 1000);
+    assert!(found == data[..1000], "nothing of it is there");
+    rig.node().release(fh);
+    rig.drain();
+    let below = rig.plain("link");
+    same(&rig.get("file"), &below, "here and below");
+}

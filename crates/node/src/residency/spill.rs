@@ -179,12 +179,27 @@ impl Residency {
             return Ok(None);
         }
         self.mark_dirty(file, place)?;
+        // As in `write_placed`; what is absent is there only after the bytes.
         file.count_write();
-        let Some(written) = write_all(&*place.object, data, offset)? else { return Ok(None) };
         if let Some(presence) = &place.presence {
-            presence.write().mark_dirty(offset..end)?;
+            presence.write().mark_changed(offset..end)?;
         }
-        Ok(Some(written))
+        fail_at!("node.write.exclusive");
+        let written = write_all(&*place.object, data, offset);
+        file.count_write();
+        if let Some(presence) = &place.presence {
+            let mut presence = presence.write();
+            if matches!(written, Ok(Some(_))) {
+                presence.mark_dirty(offset..end)?;
+            } else {
+                presence.mark_changed(offset..end)?;
+                let len = place.object.len()?;
+                if len > presence.size() {
+                    presence.set_len(len)?;
+                }
+            }
+        }
+        written
     }
 
     /// Sends a write past the tiers, to the file's spill file. Extents on the tier that it touches
