@@ -102,3 +102,43 @@ fn part_that_a_failed_write_has_changed_when_written_back_then_the_backing_store
     let below = rig.plain("link");
     same(&rig.get("file"), &below, "here and below");
 }
+
+/// What the tier is asked for, in this order.
+#[derive(Default)]
+struct Asked(Mutex<Vec<Operation>>);
+
+impl Interceptor for Asked {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        self.0.lock().push(operation);
+        Verdict::Pass
+    }
+}
+
+/// A power cut may undo the header, and not the removal of the map.
+#[test]
+fn map_of_what_was_synced_when_it_goes_then_the_header_that_needs_none_is_durable_before() {
+    for emptied in [false, true] {
+        let asked = Arc::new(Asked::default());
+        let none = Arc::new(forebay_store::decorators::Transparent);
+        let mut rig = Rig::unstarted(&[8 * MIB], none, |_| {});
+        rig.by_tier = Some(asked.clone());
+        rig.start();
+        std::fs::write(rig.backing().join("file"), noise(3, MIB)).unwrap();
+        let fh = rig.open("file", libc::O_RDWR);
+        rig.write(fh, 500 * KIB, b"a part of it");
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+        asked.0.lock().clear();
+        match emptied {
+            true => assert!(empty(&rig, "file")),
+            false => {
+                rig.node().residency().warm_file(rig.ino("file"), &mut |_| true).unwrap();
+            }
+        }
+        let kinds = [Operation::Header, Operation::Map, Operation::Sync];
+        let mut asked = asked.0.lock();
+        asked.retain(|operation| kinds.contains(operation));
+        let gone = asked.iter().rposition(|operation| *operation == Operation::Map);
+        let gone = gone.expect("the map goes");
+        assert_eq!(asked[gone - 1], Operation::Sync, "{:?}", &asked[..=gone]);
+    }
+}

@@ -207,7 +207,7 @@ impl Residency {
                 return Err(error);
             }
             self.note_emptied(place)?;
-            self.mark_emptied_whole(file.ino, place)?;
+            self.mark_emptied_whole(file, place)?;
             self.true_up(file, place)?;
         }
         if let Some(spill) = spill {
@@ -227,7 +227,7 @@ impl Residency {
 
     /// An emptied object lacks nothing. Its map is kept up to date until the header says so, and goes only
     /// then: should that fail, the next start goes by the map.
-    fn mark_emptied_whole(&self, ino: Ino, place: &mut TierObject) -> Result<()> {
+    fn mark_emptied_whole(&self, file: &File, place: &mut TierObject) -> Result<()> {
         match &place.presence {
             Some(presence) => presence.write().set_len(0)?,
             None if place.object.header()?.whole => return Ok(()),
@@ -237,7 +237,7 @@ impl Residency {
             (header.whole, header.spilled) = (true, false);
             Ok(())
         })?;
-        self.let_go_of_map(ino, place);
+        self.let_go_of_map(file, place);
         Ok(())
     }
 

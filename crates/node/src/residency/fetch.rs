@@ -691,7 +691,7 @@ impl Residency {
         header.whole = true;
         place.set_header(&header)?;
         fail_at!("node.fill.whole");
-        self.let_go_of_map(file.ino, place);
+        self.let_go_of_map(file, place);
         place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         Ok(())
@@ -700,9 +700,15 @@ impl Residency {
     /// The header of an object says that it has all bytes. From here on no map counts, whether or not the
     /// tier lets it go: to go on with it, and to punch holes into an object that says that it has none, would
     /// make zeros of them.
-    pub(super) fn let_go_of_map(&self, ino: Ino, place: &mut TierObject) {
-        if let Err(error) = self.tiers[usize::from(place.tier)].tier.remove_map(ino.0) {
-            tracing::debug!(%ino, %error, "a map that nobody needs stays");
+    ///
+    /// Of a file that was synced it goes when that header is durable: a power cut may undo the one and not
+    /// the other, and nothing would tell then what the object has.
+    pub(super) fn let_go_of_map(&self, file: &File, place: &mut TierObject) {
+        let counts = place.object.header().map_or(true, |header| header.dirty && header.synced);
+        let durable = if counts { self.sync_object(file, place, false) } else { Ok(()) };
+        let tier = &self.tiers[usize::from(place.tier)].tier;
+        if let Err(error) = durable.and_then(|()| Ok(tier.remove_map(file.ino.0)?)) {
+            tracing::debug!(ino = %file.ino, %error, "a map that nobody needs stays");
         }
         place.presence = None;
     }
