@@ -13,6 +13,7 @@ use crate::clock;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
+use crate::residency::data::BLOCK;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::room::write_all;
@@ -69,7 +70,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Whether the tier has given a range its room.
+    /// Whether the tier has given a range its room. The caller has the location for itself.
     pub(crate) fn allocate_on_tier(
         &self,
         file: &FileRef,
@@ -85,10 +86,18 @@ impl Residency {
         }
         place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
         file.count_write();
-        self.mark_dirty(file, place)?;
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        match place.object.allocate(offset, end - offset, mode) {
-            Ok(()) => Ok(true),
+        let marked = self.mark_dirty(file, place);
+        let allocated = marked.map(|()| place.object.allocate(offset, end - offset, mode));
+        // It may have had blocks of the range before, and has got none if that failed.
+        self.true_up(file, place)?;
+        match allocated? {
+            Ok(()) => {
+                if offset <= place.charge.paid_end.load(Ordering::Acquire) {
+                    place.charge.paid_end.fetch_max(end.next_multiple_of(BLOCK), Ordering::AcqRel);
+                }
+                Ok(true)
+            }
             Err(error)
                 if matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Unsupported) =>
             {
