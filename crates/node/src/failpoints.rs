@@ -11,6 +11,7 @@ const OWN: &[&str] = &[
     "node.look_up.record",
     "node.attributes.before_object",
     "node.write.marked",
+    "node.write.exclusive",
     "node.dirty.before_header",
     "node.dirty.after_header",
     "node.settle.before_record",

@@ -65,6 +65,9 @@ pub struct HandOverState {
     /// How objects were when set-id bits were set that the next unseen write of a plain user takes away.
     #[prost(message, repeated, tag = "12")]
     pub set_ids: Vec<SetIdsSince>,
+    /// Closed files of which the records do not say yet what was written to them, by inode number.
+    #[prost(uint64, repeated, tag = "13")]
+    pub unsettled: Vec<u64>,
 }
 
 /// How the object of a file was when its set-id bits were set.

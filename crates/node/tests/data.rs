@@ -475,3 +475,48 @@ impl Work {
         self.model[file].get_or_insert_default().resize(size as usize, 0);
     }
 }
+
+#[test]
+fn range_that_is_allocated_again_and_again_then_is_charged_once() {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    let fh = rig.create("file");
+    let mut data = noise(1, 100);
+    rig.write(fh, 0, &data);
+    let allocate = |at: u64, len: u64| {
+        rig.node().fallocate(&CONTEXT, fh, at, len, libc::FALLOC_FL_KEEP_SIZE).unwrap();
+    };
+    for _ in 0..100 {
+        allocate(0, MIB);
+    }
+    assert!(rig.used() <= MIB + 64 * KIB, "{} bytes for one range", rig.used());
+    // What is paid for is not paid for again when it is written.
+    data = noise(2, MIB);
+    for (index, piece) in data.chunks(64 << 10).enumerate() {
+        rig.write(fh, index as u64 * 64 * KIB, piece);
+    }
+    assert!(rig.used() <= MIB + 64 * KIB, "{} bytes for what was allocated", rig.used());
+    // Behind a hole as well.
+    for _ in 0..100 {
+        allocate(4 * MIB, MIB);
+    }
+    assert!(rig.used() <= 2 * MIB + 64 * KIB, "{} bytes for two ranges", rig.used());
+    assert!(rig.occupied(0) <= rig.used(), "less is charged than there is");
+    same(&rig.read_all(fh), &data, "as it was written");
+}
+
+#[test]
+fn range_that_the_device_does_not_allocate_then_is_not_charged() {
+    let flaky = Arc::new(Flaky::new(1));
+    flaky.set_rules([Rule::always(Operation::Allocate, libc::EIO)]);
+    let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
+    rig.by_tier = Some(flaky);
+    rig.start();
+    let fh = rig.create("file");
+    rig.write(fh, 0, b"short");
+    let before = rig.used();
+    for _ in 0..10 {
+        let mode = libc::FALLOC_FL_KEEP_SIZE;
+        assert!(rig.node().fallocate(&CONTEXT, fh, 0, MIB, mode).is_err());
+    }
+    assert!(rig.used() <= before, "{} bytes are charged, and were {before}", rig.used());
+}

@@ -97,3 +97,33 @@ fn file_with_two_names_when_the_death_comes_after_it_was_emptied_below_then_that
     assert_eq!(rig.node().writeback().conflicts().0, 0);
     assert_eq!(rig.size("link"), 0);
 }
+
+/// The record of a file says that it is dirty only when there is something to be dirty.
+#[test]
+fn file_that_no_tier_admits_when_the_death_comes_while_it_is_cut_then_it_is_there() {
+    let _one = ONE.lock();
+    for point in ["node.spill.made", "node.spill.noted"] {
+        let mut rig = Rig::small(MIB);
+        let data = noise(3, 3 * MIB);
+        std::fs::write(rig.backing().join("file"), &data).unwrap();
+        rig.ino("file");
+        // Open and dirty, so that nothing makes room.
+        let filler = rig.create("filler");
+        while rig.used() + 8 * KIB <= MIB {
+            rig.write(filler, rig.size("filler"), &noise(1, 4 * KIB));
+        }
+        fail::cfg(point, "1*panic->off").unwrap();
+        let cut = std::panic::AssertUnwindSafe(|| truncate(&rig, "file", MIB));
+        assert!(std::panic::catch_unwind(cut).is_err(), "{point} is not on the way");
+        fail::remove(point);
+        rig.crash();
+        rig.start();
+        assert_eq!(rig.node().residency().lost_files().files, 0, "{point}");
+        let found = rig.get("file");
+        assert!([3 * MIB, MIB].contains(&(found.len() as u64)), "{point}: {}", found.len());
+        same(&found, &data[..found.len()], point);
+        truncate(&rig, "file", MIB);
+        rig.drain();
+        same(&rig.plain("file"), &data[..MIB as usize], point);
+    }
+}

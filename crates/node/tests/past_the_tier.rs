@@ -9,7 +9,7 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_node::{
-    AtOnce, Coherence, Context, Durability, NodeConfig, SetAttr, SetTime, Timestamp,
+    AtOnce, Coherence, Context, Durability, NodeConfig, Passthrough, SetAttr, SetTime, Timestamp,
 };
 use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
 use forebay_testing::wait_until;
@@ -326,6 +326,43 @@ fn time_that_was_set_of_a_file_past_the_tier_when_the_daemon_dies_then_stays() {
     assert_eq!(shown(), time, "after the drain");
     let below = std::fs::metadata(rig.backing().join("large")).unwrap();
     assert_eq!((below.mtime(), below.mtime_nsec()), (1_000_000_005, 7));
+}
+
+/// Nobody has it open when the next program comes, and nothing else says that it is mapped.
+#[test]
+fn file_that_is_mapped_and_closed_when_written_past_a_full_tier_then_the_mapping_shows_all_of_it() {
+    let mut rig = Rig::unstarted(&[MIB], Arc::new(Transparent), |_| {});
+    rig.config.passthrough_reserve_bytes = 4 * KIB;
+    let rig = PassingRig::passing(rig, Passthrough::Read);
+    let mut data = noise(3, 100 * KIB);
+    rig.put("mapped", &data);
+    let program = rig.program("mapped", libc::O_RDWR);
+    let map = program.map(data.len());
+    drop(program);
+    // Open and dirty, so that nothing makes room.
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, MIB - 128 * KIB));
+    while rig.used() < MIB {
+        let before = rig.used();
+        let fh = rig.create(&format!("small{before}"));
+        rig.write(fh, 0, &noise(2, 4 * KIB));
+        if rig.used() == before {
+            break;
+        }
+    }
+    let writer = rig.program("mapped", libc::O_RDWR);
+    assert!(!writer.maps_object(), "it got room");
+    let more = noise(4, 64 * KIB);
+    writer.write(100 * KIB, &more);
+    data.extend_from_slice(&more);
+    let seen = |at: usize| map.load(at) == data[at];
+    assert!((0..map.len).all(seen), "other bytes are mapped");
+    map.store(99 * KIB as usize, b"stored afterwards");
+    data[99 * KIB as usize..][..17].copy_from_slice(b"stored afterwards");
+    same(&rig.read_all(writer.fh), &data, "what was stored");
+    drop((map, writer));
+    rig.node().writeback().reconcile(rig.ino("mapped")).unwrap();
+    same(&rig.plain("mapped"), &data, "in the backing store");
 }
 
 #[test]

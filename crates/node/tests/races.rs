@@ -732,3 +732,33 @@ fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_
     assert!(!copy.contains(&b'2'), "nothing of theirs");
     assert_eq!(copy[..1 << 20], [b'0'; 1 << 20]);
 }
+
+/// The empty version is an older one, and what the writer begins has to know it.
+#[test]
+fn file_published_empty_while_its_writer_waits_for_room_when_synced_then_outlives_a_power_cut() {
+    let _one = ONE.lock();
+    let mut rig = Rig::small(MIB);
+    // Open and dirty, so that nothing makes room.
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, MIB - 64 * KIB));
+    while rig.used() + 8 * KIB <= MIB {
+        rig.put(&format!("small{}", rig.used()), &noise(2, 4 * KIB));
+    }
+    let (fh, data) = (rig.create("new"), noise(3, 100_000));
+    let held = Held::at("node.spill.begin");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| rig.write(fh, 0, &data));
+        held.wait();
+        drop(rig.node().writeback().reconcile(rig.ino("new")));
+        assert_eq!(rig.plain("new").len(), 0, "published empty");
+        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, rig.ino("filler"), &empty).unwrap();
+        held.release();
+        writer.join().unwrap();
+    });
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.crash();
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    rig.start();
+    same(&rig.get("new"), &data, "after the power cut");
+}

@@ -59,7 +59,7 @@ pub enum Verdict {
     /// It fails with this errno and does nothing.
     Fail(i32),
     /// It is done, and its answer is lost on the way: it fails with this errno all the same. Where
-    /// nothing would remain of it, and on tiers, it just fails.
+    /// nothing would remain of it, and on tiers unless it sets a header, it just fails.
     Lost(i32),
     /// A write puts down its first bytes only and then fails with the errno, as when power or
     /// space end in the middle; any other operation just fails.

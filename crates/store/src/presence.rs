@@ -509,6 +509,17 @@ impl Presence {
         self.save()
     }
 
+    /// Marks those extents dirty that the range touches and that are present, for bytes that are about to
+    /// change or may have: an absent one is not there before all of its bytes are.
+    pub fn mark_changed(&mut self, range: Range<u64>) -> Result<()> {
+        for index in self.touched(&range) {
+            if !self.is_absent(index) {
+                self.set_state(index, self.states[index] | DIRTY);
+            }
+        }
+        self.save()
+    }
+
     /// Takes dirty runs of up to `max_bytes` (at least one extent) for a flush; `None` when nothing
     /// is dirty or all of it is being flushed. What is written during the flush is dirty again.
     pub fn take_flush(&mut self, max_bytes: u64) -> Option<Flush> {

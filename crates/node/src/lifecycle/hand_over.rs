@@ -117,6 +117,7 @@ impl Node {
             locks: self.cluster().map(Cluster::lock_owners).unwrap_or_default(),
             replaced: replaced.into_iter().map(|ino| ino.0).collect(),
             lost: self.residency.troubles.lost(),
+            unsettled: self.writeback.unsettled(),
             ..HandOverState::default()
         };
         self.residency.residents.for_each(|ino, resident| {
@@ -200,6 +201,7 @@ impl Node {
             for object in &handed_over.residents {
                 self.take_over_object(object)?;
             }
+            self.writeback.take_over_unsettled(&handed_over.unsettled);
         } else {
             // Removed files may still be opened by whoever has looked them up.
             let orphans = self.meta.orphans()?;

@@ -287,8 +287,7 @@ impl Node {
                 return Ok(None);
             }
             drop(location);
-            let record = self.meta.get(file.ino)?;
-            if !self.residency.ensure_place(file, &record)? {
+            if !self.residency.ensure_place(file)? {
                 return Ok(None);
             }
             let Some(again) = look() else { return Ok(None) };

@@ -118,7 +118,7 @@ impl Node {
             (location.place.is_none(), self.residency.begins_empty(file.ino, &location)?)
         };
         if absent && new {
-            self.residency.ensure_place(&file, &record)?;
+            self.residency.ensure_place(&file)?;
         } else if absent && matches!(file.location.read().base, Underlay::Backing(_)) {
             self.residency.begin_partial(&file, &record)?;
         }

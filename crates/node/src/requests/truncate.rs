@@ -85,7 +85,7 @@ impl Node {
             self.residency.begin_partial(file, record)?;
         } else if size > 0
             && file.location.read().place.is_none()
-            && !self.residency.ensure_place(file, record)?
+            && !self.residency.ensure_place(file)?
         {
             context.wait()?;
         }
@@ -105,9 +105,12 @@ impl Node {
         let waits = |place: &TierObject| {
             Residency::needs_sync_to_change(place) || self.writeback.needs_rest_below(place)
         };
-        file.location.try_write().is_some_and(|location| {
-            !matches!(location.base, Underlay::Spill(_))
-                && (size == 0 || !location.place.as_ref().is_some_and(waits))
+        file.location.try_write().is_some_and(|location| match size {
+            0 => is_emptied_at_once(&location),
+            _ => {
+                !matches!(location.base, Underlay::Spill(_))
+                    && !location.place.as_ref().is_some_and(waits)
+            }
         })
     }
 
@@ -122,7 +125,7 @@ impl Node {
     ) -> Result<RwLockWriteGuard<'a, DataLocation>> {
         if !context.may_wait() {
             let is_quick = |location: &RwLockWriteGuard<'_, DataLocation>| match emptied {
-                true => !matches!(location.base, Underlay::Spill(_)),
+                true => is_emptied_at_once(location),
                 false => location.place.as_ref().is_some_and(|place| {
                     place.is_marked_whole() && !Residency::needs_sync_to_change(place)
                 }),
@@ -134,4 +137,11 @@ impl Node {
         }
         Ok(file.location.write())
     }
+}
+
+/// Whether all can be taken from a file without waiting for a device: neither has it a spill file, nor a map
+/// that goes only when the header is durable.
+fn is_emptied_at_once(location: &DataLocation) -> bool {
+    let in_part = location.place.as_ref().is_some_and(|place| !place.is_marked_whole());
+    !in_part && !matches!(location.base, Underlay::Spill(_))
 }

@@ -13,6 +13,7 @@ use crate::clock;
 use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
+use crate::residency::data::BLOCK;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::room::write_all;
@@ -69,7 +70,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Whether the tier has given a range its room.
+    /// Whether the tier has given a range its room. The caller has the location for itself.
     pub(crate) fn allocate_on_tier(
         &self,
         file: &FileRef,
@@ -85,10 +86,18 @@ impl Residency {
         }
         place.charge.bytes.fetch_add(wanted, Ordering::AcqRel);
         file.count_write();
-        self.mark_dirty(file, place)?;
         let mode = if keep { AllocateMode::KeepSize } else { AllocateMode::Extend };
-        match place.object.allocate(offset, end - offset, mode) {
-            Ok(()) => Ok(true),
+        let marked = self.mark_dirty(file, place);
+        let allocated = marked.map(|()| place.object.allocate(offset, end - offset, mode));
+        // It may have had blocks of the range before, and has got none if that failed.
+        self.true_up(file, place)?;
+        match allocated? {
+            Ok(()) => {
+                if offset <= place.charge.paid_end.load(Ordering::Acquire) {
+                    place.charge.paid_end.fetch_max(end.next_multiple_of(BLOCK), Ordering::AcqRel);
+                }
+                Ok(true)
+            }
             Err(error)
                 if matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Unsupported) =>
             {
@@ -100,6 +109,9 @@ impl Residency {
 
     /// A record never says more than there is: it comes first where the file becomes shorter, and last
     /// where it becomes longer. So bytes that are missing after the death of a daemon are a damage.
+    ///
+    /// Nor does a record say that a file is dirty before there is something that it is dirty for: one that
+    /// no tier has room for gets its spill file first.
     pub(crate) fn change_length(
         &self,
         file: &FileRef,
@@ -111,6 +123,9 @@ impl Residency {
         let before = self.meta.get(ino)?;
         let shrinks = size < before.attr.size;
         if shrinks {
+            if size > 0 && location.place.is_none() {
+                self.ensure_spill(file, location)?;
+            }
             self.record_length(ino, size, now)?;
         }
         let changed = self.change_bytes(file, location, size, now).and_then(|()| match shrinks {
@@ -201,13 +216,7 @@ impl Residency {
                 return Err(error);
             }
             self.note_emptied(place)?;
-            if place.presence.take().is_some() {
-                let mut header = place.object.header()?;
-                header.whole = true;
-                header.spilled = false;
-                place.set_header(&header)?;
-                self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0)?;
-            }
+            self.mark_emptied_whole(file, place)?;
             self.true_up(file, place)?;
         }
         if let Some(spill) = spill {
@@ -222,6 +231,22 @@ impl Residency {
             self.let_go_of_emptied_spill(file.ino, None)?;
         }
         location.base = Underlay::Zeros;
+        Ok(())
+    }
+
+    /// An emptied object lacks nothing. Its map is kept up to date until the header says so, and goes only
+    /// then: should that fail, the next start goes by the map.
+    fn mark_emptied_whole(&self, file: &File, place: &mut TierObject) -> Result<()> {
+        match &place.presence {
+            Some(presence) => presence.write().set_len(0)?,
+            None if place.object.header()?.whole => return Ok(()),
+            None => {}
+        }
+        self.edit_header(place, |header| {
+            (header.whole, header.spilled) = (true, false);
+            Ok(())
+        })?;
+        self.let_go_of_map(file, place);
         Ok(())
     }
 

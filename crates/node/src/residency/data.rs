@@ -309,6 +309,9 @@ impl Residency {
         let mut header = place.object.header()?;
         header.dirty = true;
         header.writing = true;
+        // What changed that before may have failed, and have been carried out all the same: from here on
+        // just that map is kept up to date which is in use.
+        header.whole = place.is_marked_whole();
         // Whatever a power cut leaves of it has what it was a copy of, or what was written since.
         header.covered = header.base.is_some() && place.object.len()? > 0;
         // With size 0 it would have been empty.

@@ -689,21 +689,28 @@ impl Residency {
         fail_at!("node.fill.finish");
         let mut header = place.object.header()?;
         header.whole = true;
-        if let Err(error) = place.set_header(&header)
-            && !place.object.header().is_ok_and(|now| now.whole)
-        {
-            return Err(error);
-        }
+        place.set_header(&header)?;
         fail_at!("node.fill.whole");
-        // From here on no map counts, whether or not the tier lets it go: to go on with it, and to punch
-        // holes into an object that says that it has none, would make zeros of them.
-        if let Err(error) = self.tiers[usize::from(place.tier)].tier.remove_map(file.ino.0) {
-            tracing::debug!(ino = %file.ino, %error, "a map that nobody needs stays");
-        }
-        place.presence = None;
+        self.let_go_of_map(file, place);
         place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
         self.set_resident(file.ino, place);
         Ok(())
+    }
+
+    /// The header of an object says that it has all bytes. From here on no map counts, whether or not the
+    /// tier lets it go: to go on with it, and to punch holes into an object that says that it has none, would
+    /// make zeros of them.
+    ///
+    /// Of a file that was synced it goes when that header is durable: a power cut may undo the one and not
+    /// the other, and nothing would tell then what the object has.
+    pub(super) fn let_go_of_map(&self, file: &File, place: &mut TierObject) {
+        let counts = place.object.header().map_or(true, |header| header.dirty && header.synced);
+        let durable = if counts { self.sync_object(file, place, false) } else { Ok(()) };
+        let tier = &self.tiers[usize::from(place.tier)].tier;
+        if let Err(error) = durable.and_then(|()| Ok(tier.remove_map(file.ino.0)?)) {
+            tracing::debug!(ino = %file.ino, %error, "a map that nobody needs stays");
+        }
+        place.presence = None;
     }
 
     /// Tells the steward what an object takes up.

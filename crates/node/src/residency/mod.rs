@@ -65,6 +65,8 @@ pub(crate) mod data;
 pub(crate) mod data_location;
 pub(crate) mod doubt;
 pub(crate) mod evict;
+#[cfg(test)]
+mod evict_tests;
 pub(crate) mod failed;
 pub(crate) mod failed_syncs;
 pub(crate) mod fetch;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::{Queue, Record};
+use forebay_meta::Queue;
 use forebay_store::{Attributes, Believed, ErrorClass, Header, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
@@ -31,7 +31,7 @@ const BEGIN: u64 = 2 * BLOCK;
 impl Residency {
     /// Gives a file without bytes an object on the fastest tier that has room; says whether one
     /// had.
-    pub(crate) fn ensure_place(&self, file: &FileRef, record: &Record) -> Result<bool> {
+    pub(crate) fn ensure_place(&self, file: &FileRef) -> Result<bool> {
         // A fetch under way makes an object of the same name.
         let Some(_alone) = file.fetching.try_lock() else { return Ok(false) };
         let mut location = file.location.write();
@@ -46,10 +46,11 @@ impl Residency {
             if !self.take_room(tier, BEGIN) {
                 continue;
             }
-            // As it is now: a version may be about to appear, which the object must know.
+            // As it is now: a version may be about to appear, or have appeared while room was made. One
+            // that the object does not know as its own counts as newer after a power cut.
             let now = self.meta.get(file.ino)?;
             let pending = now.backing.pending;
-            let header = Header { pending, ..self.header_for(record, true, true) };
+            let header = Header { pending, ..self.header_for(&now, true, true) };
             let object = match self.create_object(tier, file.ino.0, &header) {
                 Ok(object) => object,
                 Err(error) => {
@@ -105,7 +106,6 @@ impl Residency {
         data: &[u8],
     ) -> Result<usize> {
         let end = offset + data.len() as u64;
-        let record = self.meta.get(file.ino)?;
         fail_at!("node.spill.begin");
         let tier = file.location.read().place.as_ref().map_or(0, |place| place.tier);
         for attempt in 0..2 {
@@ -115,7 +115,7 @@ impl Residency {
             }
             if file.location.read().place.is_none() {
                 drop(file.fetching.lock());
-                self.ensure_place(file, &record)?;
+                self.ensure_place(file)?;
             }
             let location = file.location.write();
             self.given_up.check(context)?;
@@ -179,12 +179,27 @@ impl Residency {
             return Ok(None);
         }
         self.mark_dirty(file, place)?;
+        // As in `write_placed`; what is absent is there only after the bytes.
         file.count_write();
-        let Some(written) = write_all(&*place.object, data, offset)? else { return Ok(None) };
         if let Some(presence) = &place.presence {
-            presence.write().mark_dirty(offset..end)?;
+            presence.write().mark_changed(offset..end)?;
         }
-        Ok(Some(written))
+        fail_at!("node.write.exclusive");
+        let written = write_all(&*place.object, data, offset);
+        file.count_write();
+        if let Some(presence) = &place.presence {
+            let mut presence = presence.write();
+            if matches!(written, Ok(Some(_))) {
+                presence.mark_dirty(offset..end)?;
+            } else {
+                presence.mark_changed(offset..end)?;
+                let len = place.object.len()?;
+                if len > presence.size() {
+                    presence.set_len(len)?;
+                }
+            }
+        }
+        written
     }
 
     /// Sends a write past the tiers, to the file's spill file. Extents on the tier that it touches
@@ -263,10 +278,17 @@ impl Residency {
     }
 
     /// Whether programs may read the object without asking the daemon, so that its bytes can't move:
-    /// a passthrough open lives, or a mapping that outlasted one.
+    /// a passthrough open lives, or a mapping that outlasted one, perhaps of an earlier use of the file,
+    /// of which only a lease tells. (Who looks at the object for a moment is taken for such a mapping.)
     fn is_read_by_the_kernel(&self, file: &File, place: &TierObject) -> bool {
-        file.opens.lock().passes_to_object()
-            || place.passed.load(Ordering::Acquire) && self.maybe_mapped(place)
+        if file.opens.lock().passes_to_object() {
+            return true;
+        }
+        match place.object.exclusive() {
+            Ok(lease) => lease.is_none() && self.kernel.get().is_some(),
+            // Else nothing could ever leave a tier that has no leases.
+            Err(_) => place.passed.load(Ordering::Acquire) && self.maybe_mapped(place),
+        }
     }
 
     /// Whether a mapping of the object may live that outlasted a passthrough open, and that may be

@@ -9,8 +9,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
+use crate::context::Context;
 use crate::defects::{BackgroundKind, Step};
 use crate::error::NodeError;
 use crate::residency::files::FileRef;
@@ -162,7 +164,10 @@ impl Writeback {
         // Whoever closes one meanwhile puts it there anew.
         let files = std::mem::take(&mut *self.upkeep.unsettled.lock());
         for (ino, file) in files {
-            let settle = || self.residency.settle_by(&file, Some(Instant::now()));
+            let settle = || {
+                self.residency.load(&Context::DAEMON, &file)?;
+                self.residency.settle_by(&file, Some(Instant::now()))
+            };
             let settled = match self.defects.attempt(BackgroundKind::WriteBack, ino, settle) {
                 None => false,
                 Some(Ok(settled)) => settled,
@@ -173,6 +178,24 @@ impl Writeback {
             if !settled {
                 self.upkeep.unsettled.lock().insert(ino, file);
             }
+        }
+    }
+
+    /// The closed files that still can't be settled, for the next daemon.
+    pub(crate) fn unsettled(&self) -> Vec<u64> {
+        self.settle_unsettled();
+        self.upkeep.unsettled.lock().keys().copied().collect()
+    }
+
+    /// Those of the daemon before. They are in use from here on, so that a look at them shows what was
+    /// written.
+    pub(crate) fn take_over_unsettled(&self, unsettled: &[u64]) {
+        for &ino in unsettled {
+            let file = self.residency.files.get(Ino(ino));
+            if let Err(error) = self.residency.load(&Context::DAEMON, &file) {
+                tracing::warn!(%ino, %error, "a closed file's size can't be looked at yet");
+            }
+            self.upkeep.unsettled.lock().insert(ino, file);
         }
     }
 

@@ -55,11 +55,16 @@ impl std::ops::Deref for PassingRig {
 
 impl PassingRig {
     /// Over a rig that is not started, or was not used yet.
-    pub fn over(mut rig: Rig) -> Self {
+    pub fn over(rig: Rig) -> Self {
+        Self::passing(rig, Passthrough::ReadWrite)
+    }
+
+    /// The same, with another kind of passthrough.
+    pub fn passing(mut rig: Rig, how: Passthrough) -> Self {
         if let Some(node) = rig.node.take() {
             node.stop(std::time::Duration::from_secs(5));
         }
-        rig.config.passthrough = Passthrough::ReadWrite;
+        rig.config.passthrough = how;
         rig.start();
         let kernel = Arc::new(Passing::default());
         rig.node().attach_kernel(kernel.clone());

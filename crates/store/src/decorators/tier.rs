@@ -48,8 +48,7 @@ impl Object for InterceptedObject {
     }
 
     fn set_header(&self, header: &Header) -> Result<()> {
-        ask(&self.by, Operation::Header, self.inner.label())?;
-        self.inner.set_header(header)
+        ask_and(&self.by, Operation::Header, self.inner.label(), || self.inner.set_header(header))
     }
 
     fn exclusive(&self) -> Result<Option<LeaseGuard<'_>>> {
