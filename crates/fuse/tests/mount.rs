@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use forebay_fuse::MountOptions;
 use forebay_node::{Node, NodeConfig, Passthrough};
 use forebay_store::DirBacking;
 use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
@@ -587,4 +588,66 @@ fn files_when_replaced_while_they_are_read_then_each_read_sees_one_version() {
             assert!(reader.join().expect("no read failed") > 0);
         });
     });
+}
+
+/// Runs a script as somebody who has no rights of root; its output and whether it succeeded.
+fn as_nobody(dir: &Path, script: &str) -> (bool, String) {
+    let out = Command::new("timeout")
+        .args(["20", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .args(["sh", "-c", script])
+        .current_dir(dir)
+        .env("LC_ALL", "C")
+        .output()
+        .expect("a shell");
+    let text = [out.stdout, out.stderr].concat();
+    (out.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A mount for all users, on which the kernel remembers names for longer than others' changes of a
+/// directory go unnoticed.
+fn for_all_users(attr_timeout: Duration, entry_timeout: Duration) -> Option<Lab> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can act for another user");
+        return None;
+    }
+    let options = MountOptions::default();
+    let lab = Lab::start_with(
+        &options,
+        |config| {
+            config.passthrough = Passthrough::Off;
+            (config.attr_timeout, config.entry_timeout) = (attr_timeout, entry_timeout);
+        },
+        Node::start,
+    )?;
+    for dir in ["", "backing"] {
+        fs::set_permissions(lab.home.path().join(dir), Permissions::from_mode(0o755)).expect("set");
+    }
+    Some(lab)
+}
+
+#[test]
+fn file_of_others_when_the_kernel_believes_that_there_is_none_then_open_checks_permissions() {
+    let short = Duration::from_millis(300);
+    let Some(lab) = for_all_users(short, Duration::from_secs(60)) else { return };
+    let below = lab.home.path().join("backing/dir");
+    fs::create_dir(&below).expect("mkdir");
+    fs::set_permissions(&below, Permissions::from_mode(0o777)).expect("set");
+    let mnt = lab.path("dir");
+    let (found, text) = as_nobody(&mnt, "for i in 1 2 3; do stat secret link; done; ls -l");
+    assert!(found, "{text}");
+    fs::write(below.join("secret"), b"of root").expect("written");
+    fs::set_permissions(below.join("secret"), Permissions::from_mode(0o600)).expect("set");
+    fs::write(below.join("target"), b"").expect("written");
+    fs::set_permissions(below.join("target"), Permissions::from_mode(0o666)).expect("set");
+    symlink("target", below.join("link")).expect("symlink");
+    std::thread::sleep(short * 2);
+    let (done, text) = as_nobody(&mnt, "exec 3<>secret && cat <&3");
+    assert!(!done && text.contains("Permission denied"), "{text}");
+    let (done, text) = as_nobody(&mnt, "echo mine >> secret; echo mine > secret");
+    assert!(!done && text.contains("Permission denied"), "{text}");
+    assert_eq!(fs::read(below.join("secret")).expect("read"), b"of root");
+    // A link is followed, as natively.
+    let (done, text) = as_nobody(&mnt, "echo followed > link");
+    assert!(done, "{text}");
+    assert_eq!(fs::read(lab.path("dir/target")).expect("read"), b"followed\n");
 }

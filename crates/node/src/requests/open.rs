@@ -217,10 +217,13 @@ impl Node {
         }
     }
 
-    /// `open` with `O_CREAT`: makes the file if there is none.
+    /// `open` with `O_CREAT`: makes the file. The kernel asks for this only of a name that it believes to
+    /// mean nothing, and takes what it is given for a file that was made for the caller, whose
+    /// permissions it does not check.
     ///
     /// # Errors
-    /// `EEXIST` with `O_EXCL`; as [`Node::open`].
+    /// `EEXIST` with `O_EXCL`; else `ESTALE` if there is something: it is to be looked up once more, and
+    /// opened by what it is. As [`Node::open`].
     pub fn create_and_open(
         &self,
         context: &Context,
@@ -250,12 +253,8 @@ impl Node {
                 })?;
                 Ok((self.stat(&record), opened))
             }
-            Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
-            Found::Existing(record) => {
-                drop(share);
-                let opened = self.open(context, record.ino, flags)?;
-                Ok((self.stat(&*self.meta.get(record.ino)?), opened))
-            }
+            Found::Existing if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
+            Found::Existing => Err(Errno::STALE.into()),
         }
     }
 
