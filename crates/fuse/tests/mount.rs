@@ -651,3 +651,14 @@ fn file_of_others_when_the_kernel_believes_that_there_is_none_then_open_checks_p
     assert!(done, "{text}");
     assert_eq!(fs::read(lab.path("dir/target")).expect("read"), b"followed\n");
 }
+
+#[test]
+fn file_that_others_removed_when_a_program_appends_to_it_then_it_is_made_anew() {
+    let Some(lab) = Lab::new(Passthrough::Off) else { return };
+    let below = lab.home.path().join("backing/log");
+    fs::write(&below, b"old\n").expect("written");
+    assert!(fs::metadata(lab.path("log")).is_ok());
+    fs::remove_file(&below).expect("removed");
+    lab.shell("echo new >> log");
+    assert_eq!(fs::read(lab.path("log")).expect("read"), b"new\n");
+}

@@ -98,13 +98,15 @@ impl Node {
                 Err(error) if self.writeback.takes_newer_version(&file, &error) => {
                     self.meta.get_settled(ino).map_err(Into::into).and_then(|now| open_here(&now))
                 }
+                Err(error) if self.writeback.finds_gone(&file, &error) => Err(Errno::STALE.into()),
                 opened => opened,
             },
         };
         self.keep_pin(mode, &opened, flags);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
-        if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
+        let is_unknown = |error| matches!(error, MetaError::Stale(_));
+        if opened.is_err() && self.meta.get(ino).map_or_else(is_unknown, |record| record.orphan) {
             self.last_close(&file);
         }
         opened

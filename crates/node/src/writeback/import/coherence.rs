@@ -40,6 +40,10 @@ const MAX_NAMES: usize = 16;
 impl Writeback {
     /// Compares a clean object with the backing store when its freshness has run out; drops stale
     /// copies. The record that counts from now on.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is gone: whoever opens it by a name may be about to make it then, and the kernel finds
+    /// out only by looking the name up again.
     pub(crate) fn revalidate(&self, context: &Context, record: Arc<Record>) -> Result<Arc<Record>> {
         if self.config.coherence == Coherence::Exclusive
             || record.attr.kind != FileKind::Regular
@@ -54,7 +58,7 @@ impl Writeback {
             return Ok(record);
         }
         let now = self.compare(record.ino)?;
-        now.ok_or_else(|| Errno::NOENT.into())
+        now.ok_or_else(|| MetaError::Stale(record.ino).into())
     }
 
     /// What is about to be read below a file must be the version that is known here: its bytes beside
@@ -166,6 +170,13 @@ impl Writeback {
         matches!(error, NodeError::Posix(Errno::STALE))
             && !self.residency.peers.is_clustered()
             && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(Some(_)))
+    }
+
+    /// After an error: whether others have removed a file from the backing store, which is known now.
+    pub(crate) fn finds_gone(&self, file: &File, error: &NodeError) -> bool {
+        error.class() == Some(ErrorClass::NotFound)
+            && !self.residency.peers.is_clustered()
+            && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(None))
     }
 
     /// Compares one clean object with what the backing store has under its name. `None`: it is gone.
