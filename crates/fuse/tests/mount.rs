@@ -14,9 +14,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use forebay_fuse::MountOptions;
-use forebay_node::{Node, NodeConfig, Passthrough};
+use forebay_node::{Context, Ino, Node, NodeConfig, Passthrough};
 use forebay_store::DirBacking;
-use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
+use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Stuck, Verdict};
 use forebay_testing::wait_until;
 use rustix::fs::XattrFlags;
 
@@ -661,4 +661,84 @@ fn file_that_others_removed_when_a_program_appends_to_it_then_it_is_made_anew() 
     fs::remove_file(&below).expect("removed");
     lab.shell("echo new >> log");
     assert_eq!(fs::read(lab.path("log")).expect("read"), b"new\n");
+}
+
+/// The next look at a directory by itself waits until it is let go on.
+#[derive(Default)]
+struct Hangs {
+    armed: AtomicBool,
+    waiting: AtomicBool,
+}
+
+impl Interceptor for Hangs {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if operation == Operation::Stat
+            && label.as_os_str().is_empty()
+            && self.armed.swap(false, Ordering::AcqRel)
+        {
+            self.waiting.store(true, Ordering::Release);
+            while self.waiting.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Verdict::Pass
+    }
+}
+
+/// The kernel has pages and the length of the old version. A notice before the one that tells it so waits
+/// for a lock.
+#[test]
+fn file_that_others_changed_when_the_kernel_hears_of_it_late_then_an_open_reads_the_new_version() {
+    let (hangs, short) = (Arc::new(Hangs::default()), Duration::from_millis(300));
+    let by = hangs.clone();
+    let adapt = |config: &mut NodeConfig| {
+        config.passthrough = Passthrough::Off;
+        (config.attr_timeout, config.entry_timeout) = (short, Duration::ZERO);
+    };
+    let start = |config: NodeConfig| {
+        let backing = Arc::new(DirBacking::open(&config.backing, "test")?);
+        Node::start_on(config, Arc::new(InterceptedBacking::new(backing, by)))
+    };
+    let Some(lab) = Lab::start(adapt, start) else { return };
+    let below = lab.home.path().join("backing");
+    const ROUNDS: u32 = 10;
+    for round in 0..ROUNDS {
+        fs::create_dir(below.join(round.to_string())).expect("mkdir");
+        fs::write(below.join(format!("{round}/gone")), b"").expect("written");
+        fs::write(below.join(format!("file{round}")), vec![b'a'; 20_000]).expect("written");
+    }
+    let in_time = (0..ROUNDS).any(|round| {
+        let (dir, file) = (lab.path(&round.to_string()), format!("file{round}"));
+        let gone = fs::metadata(dir.join("gone")).expect("there").ino();
+        names(&dir);
+        assert!(fs::read(lab.path(&file)).expect("read") == vec![b'a'; 20_000]);
+        std::thread::sleep(short + short / 2);
+        // What is above it was looked at.
+        assert!(fs::metadata(&dir).is_ok());
+        hangs.armed.store(true, Ordering::Release);
+        let since = Instant::now();
+        let looking = std::thread::spawn(move || fs::metadata(dir.join("unknown")).is_ok());
+        while !hangs.waiting.load(Ordering::Acquire) && since.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let is_looking = hangs.waiting.load(Ordering::Acquire);
+        fs::remove_file(below.join(format!("{round}/gone"))).expect("removed");
+        // The kernel is to forget the name, of a directory in which somebody looks.
+        assert!(lab.node.getattr(&Context::DAEMON, Ino(gone)).is_err());
+        fs::write(below.join(&file), vec![b'b'; 30_000]).expect("written");
+        let read = fs::read(lab.path(&file)).expect("read");
+        // A store that does not answer for longer is not asked.
+        let is_in_time = is_looking && since.elapsed() < Duration::from_secs(1);
+        hangs.armed.store(false, Ordering::Release);
+        hangs.waiting.store(false, Ordering::Release);
+        assert!(!looking.join().expect("looked up"));
+        let shown = (read.len(), read.first().copied(), read.last().copied());
+        assert!(!is_in_time || shown == (30_000, Some(b'b'), Some(b'b')), "{shown:?}");
+        is_in_time
+    });
+    assert!(in_time, "never in time");
 }

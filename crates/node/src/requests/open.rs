@@ -381,6 +381,7 @@ impl Node {
         if let OpenMode::Cached { keep } = &mut mode {
             let shown = |cluster: &Cluster| cluster.keeps_pages(file, record, alias);
             (*keep, seen) = self.cluster().map_or((true, Seen::default()), shown);
+            *keep &= !self.residency.has_old_pages(file.ino, alias);
             if *keep && opens.count == 0 && record.attr.size > 0 {
                 // Nobody knows how it came to those that it has.
                 file.note_pages_in_kernel();

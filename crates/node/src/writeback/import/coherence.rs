@@ -319,14 +319,24 @@ impl Writeback {
             // it may have changed the bytes. First the copy goes, so that none is ever taken for the
             // version that the record names.
             tracing::debug!(?record, ?found.fingerprint, "another version is taken in");
-            if record.attr.kind == FileKind::Regular {
+            let is_file = record.attr.kind == FileKind::Regular;
+            if is_file {
+                // Who opens it from here on must not go on from pages of the version that goes.
+                self.residency.pages_become_old(ino);
                 self.copy_is_stale(ino);
             }
-            match self.meta.refresh(ino, found, &|ino| self.residency.is_unsettled(ino))? {
-                Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
-                Refreshed::Updated(now) => {
-                    // Of a link, too, the kernel keeps where it leads.
-                    self.residency.forget_object(ino, !record.is_directory());
+            let refreshed = self.meta.refresh(ino, found, &|ino| self.residency.is_unsettled(ino));
+            let is_another = matches!(refreshed, Ok(Refreshed::Updated(_)));
+            if is_file && is_another {
+                // By its length the kernel would cut what an open reads that is answered before the notice.
+                self.residency.forget_attributes_at_once(ino);
+            }
+            if is_file || is_another {
+                // Of a link, too, the kernel keeps where it leads.
+                self.residency.forget_object(ino, !record.is_directory());
+            }
+            match refreshed? {
+                Refreshed::Unchanged(now) | Refreshed::Conflict(now) | Refreshed::Updated(now) => {
                     now
                 }
             }
