@@ -3,11 +3,13 @@
 
 mod rig;
 
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use forebay_node::{Ino, NewFile, NodeError};
-use forebay_store::decorators::Transparent;
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, MIB, Rig, noise};
 use rustix::io::Errno;
 
@@ -54,4 +56,66 @@ fn open_of_a_file_that_others_removed_then_the_kernel_has_to_look_the_name_up() 
         let found = rig.node().lookup(&CONTEXT, Ino::ROOT, b"file").unwrap();
         assert!(found.is_none(), "{attr_timeout:?}, {size}: found again");
     }
+}
+
+/// Each look at a file of this name takes its time.
+#[derive(Default)]
+struct SlowLooks(AtomicBool, AtomicU32);
+
+impl Interceptor for SlowLooks {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if operation == Operation::Stat
+            && self.0.load(Ordering::Acquire)
+            && label.to_string_lossy().contains("slow")
+        {
+            self.1.fetch_add(1, Ordering::AcqRel);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn listing_that_takes_long_when_the_store_answers_then_other_files_are_compared_meanwhile() {
+    let by = Arc::new(SlowLooks::default());
+    let zero = Duration::ZERO;
+    let rig = Rig::new(&[16 * MIB], by.clone(), |config| config.attr_timeout = zero);
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    for number in 0..40 {
+        std::fs::write(rig.backing().join(format!("dir/slow{number}")), b"before").unwrap();
+    }
+    std::fs::write(rig.backing().join("file"), b"before").unwrap();
+    let (dir, file) = (rig.ino("dir"), rig.ino("file"));
+    let list = || rig.node().read_dir(&CONTEXT, dir, 0, 100, true, &mut |_| true).unwrap();
+    list();
+    assert_eq!(rig.get("file"), b"before");
+    for number in 0..40 {
+        std::fs::write(rig.backing().join(format!("dir/slow{number}")), b"changed").unwrap();
+    }
+    std::fs::write(rig.backing().join("dir/another"), b"").unwrap();
+    by.0.store(true, Ordering::Release);
+    std::thread::scope(|scope| {
+        let listing = scope.spawn(|| {
+            // What took long to be listed is left alone for a while.
+            while by.1.load(Ordering::Acquire) == 0 {
+                list();
+            }
+        });
+        while by.1.load(Ordering::Acquire) < 20 {
+            assert!(!listing.is_finished(), "the names are not looked at");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::fs::write(rig.backing().join("file"), b"after").unwrap();
+        let fh = rig.node().open(&CONTEXT, file, libc::O_RDONLY).unwrap().fh;
+        let read = rig.read_all(fh);
+        rig.node().release(fh);
+        assert!(!listing.is_finished(), "it took no time");
+        assert_eq!(String::from_utf8_lossy(&read), "after");
+        by.0.store(false, Ordering::Release);
+        listing.join().unwrap();
+    });
 }

@@ -451,10 +451,12 @@ impl Writeback {
         if self.directory_is_fresh(dir) {
             return Ok(());
         }
-        let _asked = self.imports.health.begin();
+        let mut asked = Some(self.imports.health.begin());
         let checked = self.in_directory(dir, |handle| {
             let (as_known, _) = self.looks_as_known(dir, handle)?;
             if !as_known {
+                // It says by itself when it waits for the store.
+                drop(asked.take());
                 return self.list_again(dir, handle);
             }
             self.imports.directories.set_fresh(dir, self.config.attr_timeout);
@@ -642,6 +644,7 @@ impl Writeback {
         if !record.links.contains(link) || !record.backing.links.contains(link) {
             return Ok(true);
         }
+        let _asked = self.imports.health.begin();
         match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {
             Err(error) if error.class() == ErrorClass::NotFound => {}
             Ok(_) => return Ok(true),

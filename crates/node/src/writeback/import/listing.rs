@@ -201,17 +201,22 @@ impl Writeback {
         let began = clock::now();
         let (_, before) = self.looks_as_known(dir, handle)?;
         let complete = loop {
-            let _asked = self.imports.health.begin();
+            // Of a listing that takes long the store may answer each part at once: only what it is asked
+            // for now tells whether it answers.
+            let mut asked = Some(self.imports.health.begin());
             let reading = self.imports.reading.begin(dir);
             let mut pending = Vec::new();
             let mut outcome = Ok(true);
             self.backing.list_plus(handle, &mut |entries| {
+                drop(asked.take());
                 outcome = self.take_batch(dir, handle, entries, &mut pending, &reading, each);
+                asked = Some(self.imports.health.begin());
                 match outcome {
                     Ok(true) => ControlFlow::Continue(()),
                     _ => ControlFlow::Break(()),
                 }
             })?;
+            drop(asked);
             if outcome? && self.hand_over(dir, &mut pending, &reading, each)? {
                 break !reading.incomplete.load(Ordering::Relaxed);
             }

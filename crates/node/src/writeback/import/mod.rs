@@ -266,6 +266,7 @@ impl Writeback {
     pub(crate) fn found(&self, dir: &Dir, name: &[u8], attributes: &Attributes) -> Result<Found> {
         let target = match attributes.kind {
             FileKind::Symlink => {
+                let _asked = self.imports.health.begin();
                 let target = self.backing.readlink(dir, OsStr::from_bytes(name))?;
                 Some(target.as_bytes().into())
             }
