@@ -11,6 +11,7 @@ use std::time::Duration;
 use forebay_node::{Ino, NewFile, NodeError};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, MIB, Rig, noise};
+use rustix::fs::{CWD, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 const NEVER: Duration = Duration::from_secs(3600);
@@ -118,4 +119,66 @@ fn listing_that_takes_long_when_the_store_answers_then_other_files_are_compared_
         by.0.store(false, Ordering::Release);
         listing.join().unwrap();
     });
+}
+
+/// Somebody exchanges two files right before the attributes of one are asked for.
+struct Exchange {
+    dir: std::sync::OnceLock<std::path::PathBuf>,
+    at: &'static str,
+}
+
+impl Interceptor for Exchange {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if operation == Operation::Xattr
+            && label.ends_with(self.at)
+            && let Some(dir) = self.dir.get()
+            && std::fs::read(dir.join(self.at)).unwrap() == b"own"
+        {
+            let (one, two) = (dir.join(self.at), dir.join("other"));
+            rustix::fs::renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).unwrap();
+        }
+        Verdict::Pass
+    }
+}
+
+fn mark(rig: &Rig, name: &str, value: &[u8]) {
+    let path = rig.backing().join(name);
+    std::fs::write(&path, value).unwrap();
+    rustix::fs::setxattr(&path, "user.mark", value, XattrFlags::empty()).unwrap();
+}
+
+#[test]
+fn attributes_of_a_file_when_others_exchange_it_meanwhile_then_never_those_of_the_other() {
+    let by = Arc::new(Exchange { dir: Default::default(), at: "f5" });
+    let rig = Rig::new(&[16 * MIB], by.clone(), |config| config.attr_timeout = NEVER);
+    for number in 0..8 {
+        mark(&rig, &format!("f{number}"), b"own");
+    }
+    mark(&rig, "other", b"theirs");
+    by.dir.set(rig.backing()).unwrap();
+    rig.node().read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |_| true).unwrap();
+    let held = rig.open("f5", libc::O_RDONLY);
+    let ino = rig.ino("f5");
+    let get = |ino| rig.node().get_xattr(&CONTEXT, ino, b"user.mark");
+    // One after the other of a listing, so that others are read ahead.
+    let mut all = Vec::new();
+    rig.node()
+        .read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |entry| {
+            if entry.name.starts_with(b"f") {
+                all.push(entry.ino);
+            }
+            true
+        })
+        .unwrap();
+    for other in all.into_iter().filter(|other| *other != ino) {
+        assert_eq!(get(other).unwrap(), b"own");
+    }
+    let of_held = get(ino);
+    assert!(of_held.as_ref().map_or(true, |value| value == b"own"), "{of_held:?}");
+    assert_eq!(rig.read_all(held), b"own");
+    rig.node().release(held);
 }
