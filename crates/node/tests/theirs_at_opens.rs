@@ -182,3 +182,49 @@ fn attributes_of_a_file_when_others_exchange_it_meanwhile_then_never_those_of_th
     assert_eq!(rig.read_all(held), b"own");
     rig.node().release(held);
 }
+
+/// Counts how often a directory is listed, and may take its time for that.
+#[derive(Default)]
+struct Listings(AtomicU32, AtomicBool);
+
+impl Interceptor for Listings {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::List {
+            self.0.fetch_add(1, Ordering::AcqRel);
+            if self.1.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        }
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn directory_that_was_changed_right_before_it_was_read_then_is_read_once_more() {
+    let by = Arc::new(Listings::default());
+    let zero = Duration::ZERO;
+    let rig = Rig::new(&[16 * MIB], by.clone(), |config| config.attr_timeout = zero);
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    let dir = rig.ino("dir");
+    std::thread::sleep(Duration::from_millis(100));
+    let list = || {
+        let before = by.0.load(Ordering::Acquire);
+        rig.node().read_dir(&CONTEXT, dir, 0, 100, true, &mut |_| true).unwrap();
+        by.0.load(Ordering::Acquire) - before
+    };
+    // What took long to be listed is left alone for a while.
+    let rest = || std::thread::sleep(Duration::from_millis(200));
+    list();
+    rest();
+    assert_eq!(list(), 0, "it was at rest for long");
+    // Whatever comes in the same step of the store's clock leaves the same time.
+    let again = (0..20).any(|number| {
+        std::fs::write(rig.backing().join(format!("dir/{number}")), b"").unwrap();
+        let first = list();
+        rest();
+        first == 1 && list() == 1
+    });
+    assert!(again, "what comes in the same moment would never be seen");
+    rest();
+    assert_eq!(list(), 0, "known from now on");
+}
