@@ -228,3 +228,20 @@ fn directory_that_was_changed_right_before_it_was_read_then_is_read_once_more() 
     rest();
     assert_eq!(list(), 0, "known from now on");
 }
+
+#[test]
+fn refresh_when_another_lists_the_directory_then_waits_and_does_it() {
+    let by = Arc::new(Listings::default());
+    let zero = Duration::ZERO;
+    let rig = Rig::new(&[16 * MIB], by.clone(), |config| config.attr_timeout = zero);
+    std::fs::write(rig.backing().join("file"), b"").unwrap();
+    rig.node().read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |_| true).unwrap();
+    by.1.store(true, Ordering::Release);
+    let refresh = || rig.node().writeback().refresh(Path::new(""), &mut |_| true).map(drop);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(refresh);
+        std::thread::sleep(Duration::from_millis(100));
+        refresh().unwrap();
+        first.join().unwrap().unwrap();
+    });
+}

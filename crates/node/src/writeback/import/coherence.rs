@@ -481,9 +481,16 @@ impl Writeback {
             let known = !self.meta.entries_plus(dir, 0, 1)?.is_empty();
             return if known { self.list_directory(dir) } else { Ok(()) };
         }
-        let flight = self.imports.in_flight.enter(dir, self.config.backing_timeout);
-        let Some(_flight) = flight else { return Err(Errno::BUSY.into()) };
-        let _asked = self.imports.health.begin();
+        let until = clock::now() + self.config.backing_timeout;
+        let _flight = loop {
+            let left = until.saturating_duration_since(clock::now());
+            match self.imports.in_flight.enter(dir, left) {
+                Some(flight) => break flight,
+                None if left.is_zero() => return Err(Errno::BUSY.into()),
+                // Whoever was at it has ended, and may have begun before what is to be seen.
+                None => {}
+            }
+        };
         match self.in_directory(dir, |handle| self.list_again(dir, handle)) {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 self.directory_not_found(dir)
