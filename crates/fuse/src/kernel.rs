@@ -4,6 +4,7 @@
 //! in the kernel that a client may hold whose request waits for one of our threads. So all of them
 //! are sent by a thread of their own, through a process of their own ([`send_notices_by`]).
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -37,12 +38,54 @@ pub fn send_notices_by(start: StartCourier) {
 /// Notifications that may wait to be sent.
 const QUEUE: usize = 16 << 10;
 
+/// Inodes with old pages that are remembered. Beyond that, pages go when their inode's attributes show a
+/// change.
+const MAX_OLD: usize = 256 << 10;
+
 enum Notice {
-    Inode(u64),
+    /// An inode, and when its pages became old.
+    Inode(u64, u64),
     Attributes(u64),
     Entry(u64, Box<[u8]>),
     /// Facts that the kernel may keep no longer, and who is to know when it has been told.
     Expire(Vec<Fact>, Box<dyn FnOnce() + Send>),
+}
+
+/// Inodes of which the kernel may have pages of a former version: until it has dropped them, no open may
+/// have it keep what it has.
+#[derive(Default)]
+struct OldPages {
+    /// How many there are, for those who open files: mostly there are none.
+    count: AtomicUsize,
+    /// The number of the latest time at which those of each became old, and of the last of all.
+    since: Mutex<(HashMap<u64, u64>, u64)>,
+}
+
+impl OldPages {
+    /// The pages of an inode are old from now on.
+    fn begin(&self, ino: u64) -> u64 {
+        let mut since = self.since.lock();
+        since.1 += 1;
+        let now = since.1;
+        if since.0.len() < MAX_OLD || since.0.contains_key(&ino) {
+            since.0.insert(ino, now);
+        }
+        self.count.store(since.0.len(), Ordering::Release);
+        now
+    }
+
+    /// The kernel has dropped what it had of an inode, after this time.
+    fn end(&self, ino: u64, then: u64) {
+        let mut since = self.since.lock();
+        if since.0.get(&ino) == Some(&then) {
+            since.0.remove(&ino);
+        }
+        self.count.store(since.0.len(), Ordering::Release);
+    }
+
+    fn has(&self, ino: u64) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.since.lock().0.contains_key(&ino)
+    }
 }
 
 /// The kernel as the node sees it.
@@ -55,6 +98,7 @@ pub struct Notifier {
     journal: Option<Arc<RecoveryJournal>>,
     unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
+    old_pages: Arc<OldPages>,
 }
 
 impl Notifier {
@@ -78,6 +122,7 @@ impl Notifier {
         let (notices, queue) = sync_channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
         let unsent = Arc::new(AtomicUsize::new(0));
+        let old_pages = Arc::<OldPages>::default();
         let courier = COURIER.get().map(|start| start(connection.as_fd())).transpose();
         let courier = courier.unwrap_or_else(|error| {
             tracing::warn!(
@@ -94,10 +139,20 @@ impl Notifier {
             },
             unsent: unsent.clone(),
             overflowed: overflowed.clone(),
+            old_pages: old_pages.clone(),
         };
         thread::Builder::new().name("fuse-notify".into()).spawn(move || sender.run(&queue))?;
         let refusal = Mutex::new(refusal);
-        Ok(Notifier { connection, refusal, passthrough, notices, journal, unsent, overflowed })
+        Ok(Notifier {
+            connection,
+            refusal,
+            passthrough,
+            notices,
+            journal,
+            unsent,
+            overflowed,
+            old_pages,
+        })
     }
 
     /// How many notices were not sent yet.
@@ -142,7 +197,16 @@ impl Kernel for Notifier {
     }
 
     fn forget_inode(&self, ino: u64) {
-        self.post(Notice::Inode(ino));
+        let since = self.old_pages.begin(ino);
+        self.post(Notice::Inode(ino, since));
+    }
+
+    fn pages_become_old(&self, ino: u64) {
+        self.old_pages.begin(ino);
+    }
+
+    fn has_old_pages(&self, ino: u64) -> bool {
+        self.old_pages.has(ino)
     }
 
     fn forget_attributes(&self, ino: u64) {
@@ -209,6 +273,7 @@ struct Sender {
     connection: Connection,
     unsent: Arc<AtomicUsize>,
     overflowed: Arc<AtomicBool>,
+    old_pages: Arc<OldPages>,
 }
 
 impl Sender {
@@ -233,7 +298,10 @@ impl Sender {
 
     fn send(&self, notice: Notice) {
         match notice {
-            Notice::Inode(ino) => told(self.connection.notify_inval_inode(ino, 0, 0)),
+            Notice::Inode(ino, since) => {
+                told(self.connection.notify_inval_inode(ino, 0, 0));
+                self.old_pages.end(ino, since);
+            }
             Notice::Attributes(ino) => told(self.connection.notify_inval_inode(ino, -1, 0)),
             Notice::Entry(parent, name) => {
                 told(self.connection.notify_inval_entry(parent, &name, false));
@@ -333,6 +401,26 @@ mod tests {
         assert_eq!(told(&kernel), [(INC_EPOCH, None)]);
         assert!(notifier.expire_at_once(&[Fact::Attributes(8)]));
         assert_eq!(told(&kernel), [(INVAL_INODE, Some(8))], "no name was to be forgotten");
+    }
+
+    #[test]
+    fn pages_of_a_former_version_when_the_kernel_was_told_then_count_as_dropped_and_not_before() {
+        let (kernel, _session, notifier) = device();
+        assert!(!notifier.has_old_pages(7));
+        notifier.pages_become_old(7);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(notifier.has_old_pages(7) && !notifier.has_old_pages(8));
+        notifier.forget_inode(7);
+        while notifier.unsent() > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(told(&kernel), [(INVAL_INODE, Some(7))]);
+        assert!(!notifier.has_old_pages(7));
+        // Told of what was before, while they became old once more.
+        let earlier = notifier.old_pages.begin(7);
+        notifier.pages_become_old(7);
+        notifier.old_pages.end(7, earlier);
+        assert!(notifier.has_old_pages(7));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Requests that come again because the daemon died before it answered them.
 //!
 //! The kernel can't tell which of them were carried out, so each that must not be done twice was
-//! noted in the journal when it was begun, and what it would have changed is looked at. Nobody else
-//! can have changed it since: whoever waits for such a request holds the directory's lock in the
-//! kernel.
+//! noted in the journal when it was begun, and what it would have changed is looked at. No program of
+//! the mount can have changed it since: whoever waits for such a request holds the directory's lock in
+//! the kernel. Others may have, in the backing store: that something is not there, or is, is no proof.
 
 use forebay_node::{Context, Ino, Node, NodeError, Result, Stat};
 use fusewire::{Operation, Request};
@@ -72,10 +72,13 @@ impl Serve<'_> {
         let dir = self.ino();
         let gone = |name| self.node.known_name(dir, name).is_none_or(|ino| ino.0 != call.ino);
         Ok(match operation {
-            Op::Unlink { name } | Op::Rmdir { name } | Op::Rename { old: name, .. }
-                if call.ino != 0 && gone(name) =>
-            {
+            Op::Unlink { name } | Op::Rmdir { name } if call.ino != 0 && gone(name) => {
                 Some(Answer::Done)
+            }
+            // That the old name is gone says nothing: others may have removed what had it.
+            Op::Rename { old, new_parent, new, .. } if call.ino != 0 && gone(old) => {
+                let moved = self.node.known_name(Ino(*new_parent), new);
+                moved.is_some_and(|ino| ino.0 == call.ino).then_some(Answer::Done)
             }
             // Whatever had the name before has it still: this call did not make it.
             Op::Mkdir { .. } | Op::Mknod { .. } | Op::Symlink { .. } | Op::Link { .. }
@@ -128,7 +131,9 @@ impl Serve<'_> {
     fn made_since(&self, call: &Call, name: &[u8]) -> Result<Option<Stat>> {
         let Some(ino) = self.node.known_name(self.ino(), name) else { return Ok(None) };
         let stat = self.node.getattr(&self.context, ino)?;
-        Ok((stat.attr.btime >= call.since).then_some(stat))
+        // What others have made since is not the call's own.
+        let is_own = stat.attr.btime >= call.since && self.node.was_made_here(ino);
+        Ok(is_own.then_some(stat))
     }
 
     fn opened_before(&self, fh: u64, operation: &Operation<'_>) -> Result<Option<Answer>> {

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use forebay_node::{Node, NodeConfig, Passthrough};
+use forebay_fuse::MountOptions;
+use forebay_node::{Context, Ino, Node, NodeConfig, Passthrough};
 use forebay_store::DirBacking;
-use forebay_store::decorators::{InterceptedBacking, Operation, Stuck};
+use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Stuck, Verdict};
 use forebay_testing::wait_until;
 use rustix::fs::XattrFlags;
 
@@ -587,4 +588,157 @@ fn files_when_replaced_while_they_are_read_then_each_read_sees_one_version() {
             assert!(reader.join().expect("no read failed") > 0);
         });
     });
+}
+
+/// Runs a script as somebody who has no rights of root; its output and whether it succeeded.
+fn as_nobody(dir: &Path, script: &str) -> (bool, String) {
+    let out = Command::new("timeout")
+        .args(["20", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .args(["sh", "-c", script])
+        .current_dir(dir)
+        .env("LC_ALL", "C")
+        .output()
+        .expect("a shell");
+    let text = [out.stdout, out.stderr].concat();
+    (out.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A mount for all users, on which the kernel remembers names for longer than others' changes of a
+/// directory go unnoticed.
+fn for_all_users(attr_timeout: Duration, entry_timeout: Duration) -> Option<Lab> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can act for another user");
+        return None;
+    }
+    let options = MountOptions::default();
+    let lab = Lab::start_with(
+        &options,
+        |config| {
+            config.passthrough = Passthrough::Off;
+            (config.attr_timeout, config.entry_timeout) = (attr_timeout, entry_timeout);
+        },
+        Node::start,
+    )?;
+    for dir in ["", "backing"] {
+        fs::set_permissions(lab.home.path().join(dir), Permissions::from_mode(0o755)).expect("set");
+    }
+    Some(lab)
+}
+
+#[test]
+fn file_of_others_when_the_kernel_believes_that_there_is_none_then_open_checks_permissions() {
+    let short = Duration::from_millis(300);
+    let Some(lab) = for_all_users(short, Duration::from_secs(60)) else { return };
+    let below = lab.home.path().join("backing/dir");
+    fs::create_dir(&below).expect("mkdir");
+    fs::set_permissions(&below, Permissions::from_mode(0o777)).expect("set");
+    let mnt = lab.path("dir");
+    let (found, text) = as_nobody(&mnt, "for i in 1 2 3; do stat secret link; done; ls -l");
+    assert!(found, "{text}");
+    fs::write(below.join("secret"), b"of root").expect("written");
+    fs::set_permissions(below.join("secret"), Permissions::from_mode(0o600)).expect("set");
+    fs::write(below.join("target"), b"").expect("written");
+    fs::set_permissions(below.join("target"), Permissions::from_mode(0o666)).expect("set");
+    symlink("target", below.join("link")).expect("symlink");
+    std::thread::sleep(short * 2);
+    let (done, text) = as_nobody(&mnt, "exec 3<>secret && cat <&3");
+    assert!(!done && text.contains("Permission denied"), "{text}");
+    let (done, text) = as_nobody(&mnt, "echo mine >> secret; echo mine > secret");
+    assert!(!done && text.contains("Permission denied"), "{text}");
+    assert_eq!(fs::read(below.join("secret")).expect("read"), b"of root");
+    // A link is followed, as natively.
+    let (done, text) = as_nobody(&mnt, "echo followed > link");
+    assert!(done, "{text}");
+    assert_eq!(fs::read(lab.path("dir/target")).expect("read"), b"followed\n");
+}
+
+#[test]
+fn file_that_others_removed_when_a_program_appends_to_it_then_it_is_made_anew() {
+    let Some(lab) = Lab::new(Passthrough::Off) else { return };
+    let below = lab.home.path().join("backing/log");
+    fs::write(&below, b"old\n").expect("written");
+    assert!(fs::metadata(lab.path("log")).is_ok());
+    fs::remove_file(&below).expect("removed");
+    lab.shell("echo new >> log");
+    assert_eq!(fs::read(lab.path("log")).expect("read"), b"new\n");
+}
+
+/// The next look at a directory by itself waits until it is let go on.
+#[derive(Default)]
+struct Hangs {
+    armed: AtomicBool,
+    waiting: AtomicBool,
+}
+
+impl Interceptor for Hangs {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if operation == Operation::Stat
+            && label.as_os_str().is_empty()
+            && self.armed.swap(false, Ordering::AcqRel)
+        {
+            self.waiting.store(true, Ordering::Release);
+            while self.waiting.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Verdict::Pass
+    }
+}
+
+/// The kernel has pages and the length of the old version. A notice before the one that tells it so waits
+/// for a lock.
+#[test]
+fn file_that_others_changed_when_the_kernel_hears_of_it_late_then_an_open_reads_the_new_version() {
+    let (hangs, short) = (Arc::new(Hangs::default()), Duration::from_millis(300));
+    let by = hangs.clone();
+    let adapt = |config: &mut NodeConfig| {
+        config.passthrough = Passthrough::Off;
+        (config.attr_timeout, config.entry_timeout) = (short, Duration::ZERO);
+    };
+    let start = |config: NodeConfig| {
+        let backing = Arc::new(DirBacking::open(&config.backing, "test")?);
+        Node::start_on(config, Arc::new(InterceptedBacking::new(backing, by)))
+    };
+    let Some(lab) = Lab::start(adapt, start) else { return };
+    let below = lab.home.path().join("backing");
+    const ROUNDS: u32 = 10;
+    for round in 0..ROUNDS {
+        fs::create_dir(below.join(round.to_string())).expect("mkdir");
+        fs::write(below.join(format!("{round}/gone")), b"").expect("written");
+        fs::write(below.join(format!("file{round}")), vec![b'a'; 20_000]).expect("written");
+    }
+    let in_time = (0..ROUNDS).any(|round| {
+        let (dir, file) = (lab.path(&round.to_string()), format!("file{round}"));
+        let gone = fs::metadata(dir.join("gone")).expect("there").ino();
+        names(&dir);
+        assert!(fs::read(lab.path(&file)).expect("read") == vec![b'a'; 20_000]);
+        std::thread::sleep(short + short / 2);
+        // What is above it was looked at.
+        assert!(fs::metadata(&dir).is_ok());
+        hangs.armed.store(true, Ordering::Release);
+        let since = Instant::now();
+        let looking = std::thread::spawn(move || fs::metadata(dir.join("unknown")).is_ok());
+        while !hangs.waiting.load(Ordering::Acquire) && since.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let is_looking = hangs.waiting.load(Ordering::Acquire);
+        fs::remove_file(below.join(format!("{round}/gone"))).expect("removed");
+        // The kernel is to forget the name, of a directory in which somebody looks.
+        assert!(lab.node.getattr(&Context::DAEMON, Ino(gone)).is_err());
+        fs::write(below.join(&file), vec![b'b'; 30_000]).expect("written");
+        let read = fs::read(lab.path(&file)).expect("read");
+        // A store that does not answer for longer is not asked.
+        let is_in_time = is_looking && since.elapsed() < Duration::from_secs(1);
+        hangs.armed.store(false, Ordering::Release);
+        hangs.waiting.store(false, Ordering::Release);
+        assert!(!looking.join().expect("looked up"));
+        let shown = (read.len(), read.first().copied(), read.last().copied());
+        assert!(!is_in_time || shown == (30_000, Some(b'b'), Some(b'b')), "{shown:?}");
+        is_in_time
+    });
+    assert!(in_time, "never in time");
 }

@@ -233,12 +233,12 @@ fn requests_that_were_carried_out_when_they_come_again_then_are_only_answered() 
             node.release(made.expect("created").1.fh);
             Vec::new()
         },
-        |_| Before {
-            // 999 had the names that are gone by now.
+        |node| Before {
+            // 999 had the name that is gone by now.
             calls: calls(&[
                 (2, 0, LONG_AGO),
                 (4, 999, LONG_AGO),
-                (6, 999, LONG_AGO),
+                (6, node.known_name(ROOT, b"moved").expect("there").0, LONG_AGO),
                 (8, 0, LONG_AGO),
                 (10, 0, later()),
             ]),
@@ -414,6 +414,40 @@ fn directory_that_was_removed_when_the_call_comes_again_then_is_only_answered() 
     );
     assert_eq!(lab.ask(opcode::RMDIR, 2 | RESENT, &[b"dir\0"]).0, 0);
     assert_eq!(lab.ask(opcode::RMDIR, 4 | RESENT, &[b"dir\0"]).0, libc::ENOENT);
+}
+
+/// Others removed what was to be moved, after the daemon had died.
+#[test]
+fn rename_that_was_not_carried_out_when_its_source_is_gone_then_it_fails() {
+    let lab = Lab::new(
+        |node| {
+            new_file(node, b"other");
+            Vec::new()
+        },
+        // 999 had the old name.
+        |_| Before { calls: calls(&[(2, 999, LONG_AGO), (4, 999, LONG_AGO)]), ..Before::default() },
+    );
+    assert_eq!(lab.rename(2 | RESENT, b"gone\0new\0").0, libc::ENOENT);
+    assert_eq!(lab.rename(4 | RESENT, b"gone\0other\0").0, libc::ENOENT);
+}
+
+/// Others made it, after the daemon had died.
+#[test]
+fn name_that_others_have_made_when_a_call_that_was_to_make_it_comes_again_then_it_is_theirs() {
+    let lab = Lab::new(
+        |node| {
+            let below = &node.config().backing;
+            std::fs::create_dir(below.join("dir")).expect("made");
+            std::fs::write(below.join("file"), b"theirs").expect("written");
+            for name in [&b"dir"[..], b"file"] {
+                assert!(node.lookup(&Context::DAEMON, ROOT, name).expect("looked up").is_some());
+            }
+            Vec::new()
+        },
+        |_| Before { calls: calls(&[(2, 0, LONG_AGO), (4, 0, LONG_AGO)]), ..Before::default() },
+    );
+    assert_eq!(lab.mkdir(2 | RESENT, b"dir\0").0, libc::EEXIST);
+    assert_eq!(lab.create(4 | RESENT, b"file\0").0, libc::EEXIST, "with O_EXCL");
 }
 
 #[test]

@@ -38,8 +38,22 @@ pub trait Kernel: Send + Sync {
     /// Gives a registration back.
     fn unregister(&self, id: u32);
 
-    /// Drops the kernel's cached attributes and pages of an inode.
+    /// Drops the kernel's cached attributes and pages of an inode. It has those pages until somebody who
+    /// may come later has told it ([`Kernel::has_old_pages`]).
     fn forget_inode(&self, ino: u64);
+
+    /// Says that the pages which the kernel has of an inode are of a former version from now on.
+    /// [`Kernel::forget_inode`] is to follow when there is none but the new one to be read.
+    fn pages_become_old(&self, ino: u64) {
+        let _ = ino;
+    }
+
+    /// Whether the kernel may have pages of an inode that it is to drop, so that an open must not let it
+    /// keep what it has.
+    fn has_old_pages(&self, ino: u64) -> bool {
+        let _ = ino;
+        false
+    }
 
     /// Drops the kernel's cached attributes of an inode, not its pages.
     fn forget_attributes(&self, ino: u64);

@@ -365,26 +365,28 @@ impl MetaStore {
         })
     }
 
-    /// As [`MetaStore::xattr_replace_all`] for several inodes at once, in one transaction. What is gone
-    /// or known by now is left as it is.
+    /// As [`MetaStore::xattr_replace_all`] for several inodes at once, in one transaction: what the backing
+    /// store had for them when their records were so. What is gone, known or another version by now is left
+    /// as it is.
     ///
     /// # Errors
     /// If the engine fails.
-    pub fn xattrs_import(&self, found: &[(Ino, Xattrs)]) -> Result<()> {
-        let inos: Vec<Ino> = found.iter().map(|(ino, _)| *ino).collect();
+    pub fn xattrs_import(&self, found: &[(Arc<Record>, Xattrs)]) -> Result<()> {
+        let inos: Vec<Ino> = found.iter().map(|(record, _)| record.ino).collect();
         self.retry(|| {
             let _locked = self.lock(&inos);
             let mut draft = Draft::new(self);
-            for (ino, xattrs) in found {
-                let before = self.load_to_change(*ino)?;
-                if before.is_none_or(|before| before.xattrs != XattrState::Unknown) {
+            for (record, xattrs) in found {
+                let ino = record.ino;
+                let Some(before) = self.load_to_change(ino)? else { continue };
+                if before.xattrs != XattrState::Unknown || !is_same_version(&before, record) {
                     continue;
                 }
-                self.xattr_sizes.forget(*ino);
+                self.xattr_sizes.forget(ino);
                 for (name, value) in xattrs {
-                    draft.put(keys::xattr(*ino, name), codec::encode_bytes(value));
+                    draft.put(keys::xattr(ino, name), codec::encode_bytes(value));
                 }
-                draft.edit(*ino)?.xattrs =
+                draft.edit(ino)?.xattrs =
                     if xattrs.is_empty() { XattrState::None } else { XattrState::Some };
             }
             if !draft.changes_nothing() {
@@ -411,6 +413,13 @@ impl MetaStore {
         draft.edit(ino)?.xattrs = XattrState::Unknown;
         Ok(())
     }
+}
+
+/// Whether two records of an inode are of the same object of the backing store, which nobody there has
+/// changed between them.
+fn is_same_version(one: &Record, two: &Record) -> bool {
+    let known = one.backing.fingerprint.is_some();
+    one.change == two.change || known && one.backing.fingerprint == two.backing.fingerprint
 }
 
 fn known(record: &Record) -> Result<XattrState> {

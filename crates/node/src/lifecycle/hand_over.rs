@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
 use forebay_meta::Error as MetaError;
-use forebay_types::Ino;
+use forebay_types::{Ino, Timestamp};
 
 use crate::cluster::Cluster;
 use crate::context::Context;
@@ -170,6 +170,19 @@ impl Node {
     #[must_use]
     pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
         self.meta.lookup(dir, name).ok().flatten().map(|record| record.ino)
+    }
+
+    /// Whether an inode was made through the mount, and not by others in the backing store, if that can
+    /// be told. The backing store makes what was made here later than it was; of what others have made
+    /// the time of its contents counts, and that is never before.
+    #[must_use]
+    pub fn was_made_here(&self, ino: Ino) -> bool {
+        let Ok(record) = self.meta.get(ino) else { return false };
+        match record.backing.fingerprint {
+            // Of a directory of others that nobody has listed, nothing more is known.
+            None => record.listed || !record.is_directory(),
+            Some(known) => known.born == Timestamp::default() || known.born > record.attr.btime,
+        }
     }
 
     /// All open files as the kernel knows them.

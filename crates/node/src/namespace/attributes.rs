@@ -114,11 +114,7 @@ impl Node {
         if record.links.is_empty() && ino != Ino::ROOT {
             return Ok(record);
         }
-        match self.writeback.revalidate(context, record) {
-            // Who asks by a descriptor is told of the file that it has open.
-            Err(NodeError::Posix(Errno::NOENT)) => Err(MetaError::Stale(ino).into()),
-            record => record,
-        }
+        self.writeback.revalidate(context, record)
     }
 
     /// Sets everything but the length. Whoever calls has all that may have to be waited for.

@@ -22,6 +22,9 @@ use super::groups::{Membership, membership};
 use super::{check_name, reserved};
 use crate::stat::Stat;
 
+/// So often a name is looked for that was free, and had been taken when it was to be.
+const MAX_LOOKS: u32 = 16;
+
 /// A new inode as its creator asks for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewName<'a> {
@@ -56,7 +59,7 @@ pub struct NewFile {
 /// What an `open` with `O_CREAT` finds.
 pub(crate) enum Found {
     /// It was there.
-    Existing(Arc<Record>),
+    Existing,
     /// It was made.
     Created(Arc<Record>),
 }
@@ -111,7 +114,7 @@ impl Node {
     ) -> Result<Arc<Record>> {
         match self.find_or_make(context, dir, name, new, false, &mut |_| {})? {
             Found::Created(record) => Ok(record),
-            Found::Existing(_) => Err(Errno::EXIST.into()),
+            Found::Existing => Err(Errno::EXIST.into()),
         }
     }
 
@@ -128,16 +131,19 @@ impl Node {
         self.check_new_name(dir, name)?;
         // Between nodes the commit finds out whether the name is free: to look first is a round trip.
         let mut looks = !self.is_clustered() || !self.meta.is_listed(dir);
+        let mut looked = 0;
         loop {
-            if looks && let Some(record) = self.writeback.find(context, dir, name)? {
-                return Ok(Found::Existing(record));
+            if looks && self.writeback.find(context, dir, name)?.is_some() {
+                return Ok(Found::Existing);
             }
             let mut inode = self.new_inode(context, dir, new)?;
             inode.owned = owned;
             self.given_up.check(context)?;
             match self.meta.create_announced(dir, name, inode, clock::wall_time(), announce) {
-                // Removed again if it is not found now: then so be it.
-                Err(MetaError::Exists) if !looks => looks = true,
+                // Imported since, or made by another node. It may be removed again when it is looked for.
+                Err(MetaError::Exists) if looked < MAX_LOOKS => {
+                    (looks, looked) = (true, looked + 1)
+                }
                 made => {
                     let record = made?;
                     self.queue(&record);

@@ -98,13 +98,15 @@ impl Node {
                 Err(error) if self.writeback.takes_newer_version(&file, &error) => {
                     self.meta.get_settled(ino).map_err(Into::into).and_then(|now| open_here(&now))
                 }
+                Err(error) if self.writeback.finds_gone(&file, &error) => Err(Errno::STALE.into()),
                 opened => opened,
             },
         };
         self.keep_pin(mode, &opened, flags);
         drop(in_use);
         // Removed meanwhile, it was left to this open to let go of it.
-        if opened.is_err() && self.meta.get(ino).is_ok_and(|record| record.orphan) {
+        let is_unknown = |error| matches!(error, MetaError::Stale(_));
+        if opened.is_err() && self.meta.get(ino).map_or_else(is_unknown, |record| record.orphan) {
             self.last_close(&file);
         }
         opened
@@ -217,10 +219,13 @@ impl Node {
         }
     }
 
-    /// `open` with `O_CREAT`: makes the file if there is none.
+    /// `open` with `O_CREAT`: makes the file. The kernel asks for this only of a name that it believes to
+    /// mean nothing, and takes what it is given for a file that was made for the caller, whose
+    /// permissions it does not check.
     ///
     /// # Errors
-    /// `EEXIST` with `O_EXCL`; as [`Node::open`].
+    /// `EEXIST` with `O_EXCL`; else `ESTALE` if there is something: it is to be looked up once more, and
+    /// opened by what it is. As [`Node::open`].
     pub fn create_and_open(
         &self,
         context: &Context,
@@ -250,12 +255,8 @@ impl Node {
                 })?;
                 Ok((self.stat(&record), opened))
             }
-            Found::Existing(_) if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
-            Found::Existing(record) => {
-                drop(share);
-                let opened = self.open(context, record.ino, flags)?;
-                Ok((self.stat(&*self.meta.get(record.ino)?), opened))
-            }
+            Found::Existing if flags & libc::O_EXCL != 0 => Err(Errno::EXIST.into()),
+            Found::Existing => Err(Errno::STALE.into()),
         }
     }
 
@@ -380,6 +381,7 @@ impl Node {
         if let OpenMode::Cached { keep } = &mut mode {
             let shown = |cluster: &Cluster| cluster.keeps_pages(file, record, alias);
             (*keep, seen) = self.cluster().map_or((true, Seen::default()), shown);
+            *keep &= !self.residency.has_old_pages(file.ino, alias);
             if *keep && opens.count == 0 && record.attr.size > 0 {
                 // Nobody knows how it came to those that it has.
                 file.note_pages_in_kernel();

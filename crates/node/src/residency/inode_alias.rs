@@ -271,6 +271,20 @@ impl Residency {
         }
     }
 
+    /// The version of a file that the kernel may have pages of is about to go. To be followed by
+    /// [`Residency::forget_object`] with the pages.
+    pub(crate) fn pages_become_old(&self, ino: Ino) {
+        let Some(kernel) = self.kernel.get() else { return };
+        for id in self.node_ids(ino) {
+            kernel.pages_become_old(id);
+        }
+    }
+
+    /// Whether an open may not leave the kernel the pages that it has of an alias.
+    pub(crate) fn has_old_pages(&self, ino: Ino, alias: u8) -> bool {
+        self.kernel.get().is_some_and(|kernel| kernel.has_old_pages(node_id(ino, alias)))
+    }
+
     /// The kernel has forgotten an inode's attributes when this returns. It asks by itself for the times
     /// and the length after a call that changes them, but not for the mode or the owner.
     pub(crate) fn forget_attributes_at_once(&self, ino: Ino) {

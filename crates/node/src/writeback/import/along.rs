@@ -6,6 +6,7 @@
 //! order in which they are listed, so whoever asks for those of one file after the other of a
 //! directory gets those of the next ones with it, twice as many every time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_meta::{Record, XattrState, Xattrs};
@@ -64,7 +65,7 @@ impl Writeback {
     pub(super) fn read_xattrs_along(
         &self,
         record: &Record,
-        found: &mut Vec<(Ino, Xattrs)>,
+        found: &mut Vec<(Arc<Record>, Xattrs)>,
     ) -> Result<()> {
         let Some(dir) = record.links.first().map(|link| link.parent) else { return Ok(()) };
         let ahead = self.imports.along.ahead(dir, record.ino);
@@ -81,10 +82,12 @@ impl Writeback {
             let is_sibling = next.links.first().is_some_and(|link| link.parent == dir);
             if is_sibling && next.xattrs == XattrState::Unknown {
                 // Whoever wants those of this one is told what is wrong with it.
-                let Ok(xattrs) = self.xattrs_in_backing(&next) else { break };
-                found.push((next.ino, xattrs));
+                let Ok(Some(xattrs)) = self.xattrs_in_backing(&next) else { break };
+                last = next.ino;
+                found.push((next, xattrs));
+            } else {
+                last = next.ino;
             }
-            last = next.ino;
         }
         self.imports.along.note(Run { dir, last, ahead });
         Ok(())

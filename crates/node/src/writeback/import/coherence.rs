@@ -40,6 +40,10 @@ const MAX_NAMES: usize = 16;
 impl Writeback {
     /// Compares a clean object with the backing store when its freshness has run out; drops stale
     /// copies. The record that counts from now on.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is gone: whoever opens it by a name may be about to make it then, and the kernel finds
+    /// out only by looking the name up again.
     pub(crate) fn revalidate(&self, context: &Context, record: Arc<Record>) -> Result<Arc<Record>> {
         if self.config.coherence == Coherence::Exclusive
             || record.attr.kind != FileKind::Regular
@@ -54,7 +58,7 @@ impl Writeback {
             return Ok(record);
         }
         let now = self.compare(record.ino)?;
-        now.ok_or_else(|| Errno::NOENT.into())
+        now.ok_or_else(|| MetaError::Stale(record.ino).into())
     }
 
     /// What is about to be read below a file must be the version that is known here: its bytes beside
@@ -166,6 +170,13 @@ impl Writeback {
         matches!(error, NodeError::Posix(Errno::STALE))
             && !self.residency.peers.is_clustered()
             && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(Some(_)))
+    }
+
+    /// After an error: whether others have removed a file from the backing store, which is known now.
+    pub(crate) fn finds_gone(&self, file: &File, error: &NodeError) -> bool {
+        error.class() == Some(ErrorClass::NotFound)
+            && !self.residency.peers.is_clustered()
+            && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(None))
     }
 
     /// Compares one clean object with what the backing store has under its name. `None`: it is gone.
@@ -308,14 +319,24 @@ impl Writeback {
             // it may have changed the bytes. First the copy goes, so that none is ever taken for the
             // version that the record names.
             tracing::debug!(?record, ?found.fingerprint, "another version is taken in");
-            if record.attr.kind == FileKind::Regular {
+            let is_file = record.attr.kind == FileKind::Regular;
+            if is_file {
+                // Who opens it from here on must not go on from pages of the version that goes.
+                self.residency.pages_become_old(ino);
                 self.copy_is_stale(ino);
             }
-            match self.meta.refresh(ino, found, &|ino| self.residency.is_unsettled(ino))? {
-                Refreshed::Unchanged(now) | Refreshed::Conflict(now) => now,
-                Refreshed::Updated(now) => {
-                    // Of a link, too, the kernel keeps where it leads.
-                    self.residency.forget_object(ino, !record.is_directory());
+            let refreshed = self.meta.refresh(ino, found, &|ino| self.residency.is_unsettled(ino));
+            let is_another = matches!(refreshed, Ok(Refreshed::Updated(_)));
+            if is_file && is_another {
+                // By its length the kernel would cut what an open reads that is answered before the notice.
+                self.residency.forget_attributes_at_once(ino);
+            }
+            if is_file || is_another {
+                // Of a link, too, the kernel keeps where it leads.
+                self.residency.forget_object(ino, !record.is_directory());
+            }
+            match refreshed? {
+                Refreshed::Unchanged(now) | Refreshed::Conflict(now) | Refreshed::Updated(now) => {
                     now
                 }
             }
@@ -430,10 +451,12 @@ impl Writeback {
         if self.directory_is_fresh(dir) {
             return Ok(());
         }
-        let _asked = self.imports.health.begin();
+        let mut asked = Some(self.imports.health.begin());
         let checked = self.in_directory(dir, |handle| {
             let (as_known, _) = self.looks_as_known(dir, handle)?;
             if !as_known {
+                // It says by itself when it waits for the store.
+                drop(asked.take());
                 return self.list_again(dir, handle);
             }
             self.imports.directories.set_fresh(dir, self.config.attr_timeout);
@@ -458,9 +481,16 @@ impl Writeback {
             let known = !self.meta.entries_plus(dir, 0, 1)?.is_empty();
             return if known { self.list_directory(dir) } else { Ok(()) };
         }
-        let flight = self.imports.in_flight.enter(dir, self.config.backing_timeout);
-        let Some(_flight) = flight else { return Err(Errno::BUSY.into()) };
-        let _asked = self.imports.health.begin();
+        let until = clock::now() + self.config.backing_timeout;
+        let _flight = loop {
+            let left = until.saturating_duration_since(clock::now());
+            match self.imports.in_flight.enter(dir, left) {
+                Some(flight) => break flight,
+                None if left.is_zero() => return Err(Errno::BUSY.into()),
+                // Whoever was at it has ended, and may have begun before what is to be seen.
+                None => {}
+            }
+        };
         match self.in_directory(dir, |handle| self.list_again(dir, handle)) {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 self.directory_not_found(dir)
@@ -621,6 +651,7 @@ impl Writeback {
         if !record.links.contains(link) || !record.backing.links.contains(link) {
             return Ok(true);
         }
+        let _asked = self.imports.health.begin();
         match self.backing.stat(dir, OsStr::from_bytes(&link.name)) {
             Err(error) if error.class() == ErrorClass::NotFound => {}
             Ok(_) => return Ok(true),

@@ -49,7 +49,8 @@ impl Freshness {
     }
 }
 
-/// Which operations of the backing store requests wait for now, and since when.
+/// Which operations of the backing store requests wait for now, and since when: each single one, as the
+/// age of the oldest says whether the store answers.
 #[derive(Default)]
 pub(crate) struct Health {
     under_way: Mutex<(u64, BTreeMap<u64, Instant>)>,

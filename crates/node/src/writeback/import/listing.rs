@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use forebay_meta::{Found, Link, MetaStore};
 use forebay_store::Dir;
 use forebay_store::backing::BackingEntry;
-use forebay_types::Ino;
+use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::{Condvar, Mutex};
 
+use super::coherence::unlisted;
 use super::is_hidden;
 use super::spelling::Made;
 use crate::clock;
 use crate::error::Result;
+use crate::residency::data::CLOCK_STEP;
 use crate::waits::Wait;
 use crate::writeback::Writeback;
 
@@ -31,6 +33,9 @@ const SORTED: usize = 65_536;
 /// A directory whose listing took long is not listed again before this many times as long has
 /// passed, so that constant changes of a huge directory cost a bounded share of the time.
 const REST: u32 = 20;
+
+/// The longest step of the clock of a file system of which nothing is known.
+const COARSE_STEP: Duration = Duration::from_secs(2);
 
 /// More names than these given up during one reading of a directory: it starts anew.
 const MAX_GONE: usize = 100_000;
@@ -162,6 +167,16 @@ impl Drop for ListingInFlight<'_> {
     }
 }
 
+/// Whether another change of a directory that looks so may leave the very same times, of which only the
+/// store knows how exact they are. One that tells when an object was made is a local file system; others
+/// may count seconds, two of them, or have a clock that is not quite this one.
+fn is_young(print: &Fingerprint, now: Timestamp) -> bool {
+    let step = if print.born == Timestamp::default() { COARSE_STEP } else { CLOCK_STEP };
+    let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+    let age = nanos(now) - nanos(print.mtime.max(print.ctime));
+    age < i128::try_from(step.as_nanos()).unwrap_or(0)
+}
+
 impl Writeback {
     /// Imports all entries of a directory, or waits for another thread that does.
     pub(crate) fn list_directory(&self, dir: Ino) -> Result<()> {
@@ -199,24 +214,33 @@ impl Writeback {
         each: &mut dyn FnMut(&[Found]) -> Result<()>,
     ) -> Result<bool> {
         let began = clock::now();
+        let now = clock::wall_time();
         let (_, before) = self.looks_as_known(dir, handle)?;
+        // What others do in the same step of the store's clock gives it the same times: the next look has
+        // to read it once more.
+        let was_young = is_young(&before, now);
         let complete = loop {
-            let _asked = self.imports.health.begin();
+            // Of a listing that takes long the store may answer each part at once: only what it is asked
+            // for now tells whether it answers.
+            let mut asked = Some(self.imports.health.begin());
             let reading = self.imports.reading.begin(dir);
             let mut pending = Vec::new();
             let mut outcome = Ok(true);
             self.backing.list_plus(handle, &mut |entries| {
+                drop(asked.take());
                 outcome = self.take_batch(dir, handle, entries, &mut pending, &reading, each);
+                asked = Some(self.imports.health.begin());
                 match outcome {
                     Ok(true) => ControlFlow::Continue(()),
                     _ => ControlFlow::Break(()),
                 }
             })?;
+            drop(asked);
             if outcome? && self.hand_over(dir, &mut pending, &reading, each)? {
                 break !reading.incomplete.load(Ordering::Relaxed);
             }
         };
-        self.meta.set_listed(dir, before)?;
+        self.meta.set_listed(dir, if was_young { unlisted(before) } else { before })?;
         self.imports.own_changes.lock(dir).remove(&dir.0);
         if complete {
             let rest = ((clock::now() - began) * REST).max(self.config.attr_timeout);

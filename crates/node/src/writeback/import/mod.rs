@@ -158,20 +158,25 @@ impl Writeback {
             return Ok(());
         }
         context.wait()?;
-        let (record, xattrs) = self.xattrs_at_rest(ino)?;
-        if self.residency.peers.is_clustered() {
-            self.meta.xattr_replace_all(ino, &xattrs)?;
-            return Ok(());
+        for _ in 0..MAX_LOOKS {
+            let (record, xattrs) = self.xattrs_at_rest(ino)?;
+            if self.residency.peers.is_clustered() {
+                self.meta.xattr_replace_all(ino, &xattrs)?;
+                return Ok(());
+            }
+            let mut found = vec![(record.clone(), xattrs)];
+            self.read_xattrs_along(&record, &mut found)?;
+            self.meta.xattrs_import(&found)?;
+            // Gone meanwhile, or another version?
+            if self.meta.get(ino)?.xattrs != XattrState::Unknown {
+                return Ok(());
+            }
         }
-        let mut found = vec![(ino, xattrs)];
-        self.read_xattrs_along(&record, &mut found)?;
-        self.meta.xattrs_import(&found)?;
-        // Gone meanwhile?
-        self.meta.get(ino).map(drop).map_err(NodeError::from)
+        Err(Errno::BUSY.into())
     }
 
     /// Those that the backing store has. A worker may be moving the inode or a directory above it: then
-    /// it is not there for a moment, which must not be taken for having none.
+    /// it is not there for a moment, which must not be taken for having none; or another is there.
     fn xattrs_at_rest(&self, ino: Ino) -> Result<(Arc<Record>, Xattrs)> {
         let mut looks = 0;
         loop {
@@ -192,18 +197,53 @@ impl Writeback {
                     }
                     let_workers_go_on();
                 }
-                xattrs => return Ok((record, xattrs?)),
+                Ok(None) => {
+                    looks += 1;
+                    let rests = self.is_at_rest(&record)?;
+                    if looks > MAX_LOOKS || rests && record.differs() {
+                        // Others have put another in its place, and what it had went with it.
+                        return Ok((record, Vec::new()));
+                    }
+                    if rests {
+                        self.take_replaced(&record)?;
+                    }
+                    let_workers_go_on();
+                }
+                Ok(Some(xattrs)) => return Ok((record, xattrs)),
+                Err(error) => return Err(error),
             }
         }
     }
 
-    fn xattrs_in_backing(&self, record: &Record) -> Result<Xattrs> {
+    /// `None`: another inode is under its name.
+    fn xattrs_in_backing(&self, record: &Record) -> Result<Option<Xattrs>> {
         if self.is_not_in_backing(record) || !record.is_directory() && is_unconfirmed(record) {
             // What stands under a name that it claims is another's.
-            return Ok(Vec::new());
+            return Ok(Some(Vec::new()));
         }
         let (dir, name) = self.backing_place(record)?;
-        self.read_xattrs(&dir, &name)
+        let xattrs = self.read_xattrs(&dir, &name)?;
+        let known = record.backing.fingerprint.filter(|print| print.ino != 0);
+        if let Some(known) = known
+            && !self.residency.peers.is_clustered()
+        {
+            // They were read by name, and a worker or others may have moved what had it.
+            let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;
+            if !found.fingerprint().same_inode(&known) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(xattrs))
+    }
+
+    /// Others have put another in the place of an unchanged inode: that is taken over, unless a worker is
+    /// at it.
+    fn take_replaced(&self, record: &Record) -> Result<()> {
+        match record.is_directory() {
+            _ if self.config.coherence == Coherence::Exclusive => Ok(()),
+            true => self.compare_directory(record.ino).map(drop),
+            false => self.take_theirs(record.ino),
+        }
     }
 
     /// All extended attributes of an entry that the backing store lets us see.
@@ -266,6 +306,7 @@ impl Writeback {
     pub(crate) fn found(&self, dir: &Dir, name: &[u8], attributes: &Attributes) -> Result<Found> {
         let target = match attributes.kind {
             FileKind::Symlink => {
+                let _asked = self.imports.health.begin();
                 let target = self.backing.readlink(dir, OsStr::from_bytes(name))?;
                 Some(target.as_bytes().into())
             }

@@ -87,7 +87,9 @@ impl Program {
         let record = match self.told("write", path, found) {
             None => return,
             Some(crate::namespace::Found::Created(record)) => record,
-            Some(crate::namespace::Found::Existing(record)) => {
+            Some(crate::namespace::Found::Existing) => {
+                let found = self.node.writeback.find(&Context::DAEMON, dir, name);
+                let Some(Some(record)) = self.told("open", path, found) else { return };
                 if record.attr.kind != FileKind::Regular {
                     return;
                 }
