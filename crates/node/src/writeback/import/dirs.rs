@@ -565,6 +565,7 @@ impl Writeback {
         if self.config.coherence == Coherence::Exclusive {
             return operation();
         }
+        waits::step();
         // A change by others between the look before and the look after is taken for a part of it.
         let _unwatched = waits::unwatched();
         let mut order: Vec<usize> = dirs.iter().map(|(ino, _)| OwnChanges::stripe(*ino)).collect();

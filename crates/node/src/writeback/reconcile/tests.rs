@@ -658,6 +658,7 @@ mod imports;
 mod interleaved;
 mod model;
 mod nested;
+mod overtaken;
 mod stale;
 mod times_kept;
 mod unanswered;
