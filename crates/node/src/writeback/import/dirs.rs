@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::after_refusal::{again_after_refusal, is_denied};
 use crate::config::Coherence;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::waits;
 use crate::writeback::Writeback;
 
@@ -251,7 +251,7 @@ impl Writeback {
             sought = Sought::Absent;
             let mut opened = self.backing.open_dir(&parent, OsStr::from_bytes(&name));
             if opened.as_ref().is_err_and(|error| error.class() == ErrorClass::Stale)
-                && self.handle_is_dead(link.parent)
+                && self.handle_is_dead(link.parent)?
             {
                 // The directory above may still be there, and only the handle be of no use any more.
                 let (parent, name) = self.place_of(record, link, search)?;
@@ -388,7 +388,7 @@ impl Writeback {
         match open(self) {
             Err(error) if is_lost(&error) => {
                 let Some(link) = record.backing.links.first() else { return Err(error) };
-                if self.handle_is_dead(link.parent) {
+                if self.handle_is_dead(link.parent)? {
                     return open(self);
                 }
                 // Moved by a worker since the record was read.
@@ -480,7 +480,7 @@ impl Writeback {
     ) -> Result<T> {
         let handle = self.backing_dir(dir)?;
         match operation(&handle) {
-            Err(error) if is_lost(&error) && self.handle_is_dead(dir) => {
+            Err(error) if is_lost(&error) && self.handle_is_dead(dir)? => {
                 operation(&self.backing_dir(dir)?)
             }
             done => done,
@@ -488,27 +488,37 @@ impl Writeback {
     }
 
     /// Drops the handles on the way to an inode, and its own, that are stale; says whether one was.
-    pub(crate) fn drops_stale_handles(&self, record: &Record) -> bool {
+    ///
+    /// # Errors
+    /// What the backing store says of one that it can't look at.
+    pub(crate) fn drops_stale_handles(&self, record: &Record) -> Result<bool> {
         if !record.is_directory()
             && self.residency.drops_stale_base(&self.residency.files.get(record.ino))
         {
-            return true;
+            return Ok(true);
         }
         let links = record.links.iter().chain(record.backing.links.iter());
         let dirs: BTreeSet<Ino> = links.map(|link| link.parent).chain([record.ino]).collect();
-        dirs.into_iter().filter(|dir| self.handle_is_dead(*dir)).count() > 0
+        let mut any = false;
+        for dir in dirs {
+            any |= self.handle_is_dead(dir)?;
+        }
+        Ok(any)
     }
 
     /// Drops the handle of a directory that was removed or is stale; says whether it was.
-    pub(crate) fn handle_is_dead(&self, dir: Ino) -> bool {
-        let Some(handle) = self.imports.handles.get(dir) else { return false };
-        match self.backing.stat(&handle, OsStr::new("")) {
-            Ok(found) if found.nlink > 0 => false,
-            _ => {
-                self.imports.handles.remove(dir);
-                true
-            }
+    ///
+    /// # Errors
+    /// What the backing store says if it can't look at it: that is no word on the directory.
+    pub(crate) fn handle_is_dead(&self, dir: Ino) -> Result<bool> {
+        let Some(handle) = self.imports.handles.get(dir) else { return Ok(false) };
+        match self.backing.stat(&handle, OsStr::new("")).map_err(NodeError::from) {
+            Ok(found) if found.nlink > 0 => return Ok(false),
+            Err(error) if !is_lost(&error) => return Err(error),
+            _ => {}
         }
+        self.imports.handles.remove(dir);
+        Ok(true)
     }
 
     /// Drops the handle of a directory.

@@ -140,24 +140,27 @@ impl Writeback {
         record: &Record,
         link: &Link,
     ) -> Result<Option<(Dir, Vec<u8>, Attributes)>> {
-        let looked = self.place_of_link(record, link).and_then(|(dir, name)| {
+        let look = || {
+            let (dir, name) = self.place_of_link(record, link)?;
             let found = self.backing.stat(&dir, os(&name))?;
             Ok((dir, name, found))
-        });
-        match looked {
-            Ok(found) => Ok(Some(found)),
-            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                if link.parent != LIMBO && self.handle_is_dead(link.parent) {
-                    return self.look_at(record, link);
-                }
-                match self.is_way_in_doubt(link.parent)? {
-                    // Nobody could find it there, whether it is or not. Whoever has the directory in hand
-                    // looks which it is.
-                    true => Err(NodeError::Busy),
-                    false => Ok(None),
-                }
-            }
-            Err(error) => Err(error),
+        };
+        let is_absent = |looked: &Result<_>| {
+            looked.as_ref().is_err_and(|error| error.class() == Some(ErrorClass::NotFound))
+        };
+        let mut looked = look();
+        // Once: a store may call each new handle dead as well.
+        if is_absent(&looked) && link.parent != LIMBO && self.handle_is_dead(link.parent)? {
+            looked = look();
+        }
+        if !is_absent(&looked) {
+            return looked.map(Some);
+        }
+        match self.is_way_in_doubt(link.parent)? {
+            // Nobody could find it there, whether it is or not. Whoever has the directory in hand
+            // looks which it is.
+            true => Err(NodeError::Busy),
+            false => Ok(None),
         }
     }
 

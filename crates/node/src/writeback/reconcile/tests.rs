@@ -663,6 +663,7 @@ mod stale;
 mod times_kept;
 mod unanswered;
 mod unseen;
+mod way;
 
 /// Fails every commit and notes when it was asked for.
 #[derive(Default)]
