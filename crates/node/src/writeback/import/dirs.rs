@@ -98,10 +98,43 @@ enum Sought {
 /// A search for a directory of the backing store.
 #[derive(Default)]
 struct Search {
-    /// The directories for the sake of which another is sought.
+    /// The directories for the sake of which another is sought: [`MAX_SOUGHT`] at most.
     sought: Vec<Ino>,
-    /// Those that are not there.
-    absent: HashSet<Ino>,
+    /// Those that are not there, as long as these of the sought ones, as bits, are sought: a name that led
+    /// to one of them was left out. What led to none is not there at all.
+    absent: HashMap<Ino, u64>,
+    /// To which of the sought ones names have led since the search for the last of them began.
+    led_to: u64,
+}
+
+const _: () = assert!(MAX_SOUGHT <= u64::BITS as usize);
+
+impl Search {
+    /// Whether a directory need not be looked for: it was found not to be there, or it is one of the
+    /// sought ones.
+    fn is_answered(&mut self, dir: Ino) -> bool {
+        let sought = self.sought.iter().position(|sought| *sought == dir).map(|at| 1 << at);
+        let led_to = sought.or_else(|| self.absent.get(&dir).copied());
+        self.led_to |= led_to.unwrap_or(0);
+        led_to.is_some()
+    }
+
+    /// Looks for one directory for the sake of the sought ones.
+    fn within(&mut self, dir: Ino, look: impl FnOnce(&mut Self) -> Result<Dir>) -> Result<Dir> {
+        let itself = 1 << self.sought.len();
+        let before = std::mem::take(&mut self.led_to);
+        self.sought.push(dir);
+        let found = look(self);
+        self.sought.pop();
+        // By way of this one they may be found after all.
+        self.absent.retain(|_, led_to| *led_to & itself == 0);
+        let led_to = self.led_to & !itself;
+        self.led_to = before | led_to;
+        if found.as_ref().is_err_and(|error| error.class() == Some(ErrorClass::NotFound)) {
+            self.absent.insert(dir, led_to);
+        }
+        found
+    }
 }
 
 impl Writeback {
@@ -118,12 +151,8 @@ impl Writeback {
         }
         for above in self.way_up(dir)?.into_iter().rev() {
             match self.resolve(above, search) {
-                Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                    // Within a search for another, it may only be that both seem to be in each other.
-                    if search.sought.is_empty() {
-                        search.absent.insert(above);
-                    }
-                }
+                // The search remembers it.
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
                 found => drop(found?),
             }
         }
@@ -160,17 +189,14 @@ impl Writeback {
         if let Some(handle) = self.imports.handles.get(dir) {
             return Ok(handle);
         }
-        if search.absent.contains(&dir) || search.sought.contains(&dir) {
+        if search.is_answered(dir) {
             // Names that lead in a circle were only claimed: it stands where another one says.
             return Err(Errno::NOENT.into());
         }
         if search.sought.len() >= MAX_SOUGHT {
             return Err(Errno::LOOP.into());
         }
-        search.sought.push(dir);
-        let found = self.resolve_by_names(dir, search);
-        search.sought.pop();
-        found
+        search.within(dir, |search| self.resolve_by_names(dir, search))
     }
 
     fn resolve_by_names(&self, dir: Ino, search: &mut Search) -> Result<Dir> {
@@ -190,6 +216,8 @@ impl Writeback {
             let now = self.record_if_any(dir)?;
             if now.is_none_or(|now| now.backing.links != record.backing.links) {
                 self.imports.handles.remove(dir);
+                // What it was moved to may not have been there either.
+                search.absent.clear();
                 continue;
             }
             match sought {

@@ -40,3 +40,30 @@ fn name_that_is_absent_when_the_store_can_not_say_what_its_directory_is_then_an_
     bench.drained();
     assert_eq!(bench.names("d"), Vec::<String>::new());
 }
+
+#[test]
+fn directory_with_a_claim_in_a_deep_tree_when_others_moved_the_tree_then_it_is_sought_in_few_steps()
+{
+    let handles = Arc::new(Handles::default());
+    let bench = Bench::with(handles.clone(), |_| {});
+    let mut path = String::from("old");
+    let mut dirs = vec![bench.mkdir(&path)];
+    for level in 1..=14 {
+        path.push_str(&format!("/e{level}"));
+        dirs.push(bench.mkdir(&path));
+    }
+    path.push_str("/x");
+    let moved = bench.mkdir(&path);
+    bench.drained();
+    // A worker was killed when it had announced the move.
+    bench.rename(&path, "new", false);
+    let new = Link::new(Ino::ROOT, &b"new"[..]);
+    bench.node.meta.claim(moved, &new).expect("claimed");
+    fs::rename(bench.root.join("old"), bench.root.join("elsewhere")).expect("renamed");
+    dirs.iter().chain([&moved]).for_each(|dir| bench.node.writeback.drop_handle(*dir));
+    let before = handles.all.load(Ordering::Relaxed);
+    let sought = bench.node.writeback.backing_dir(moved);
+    assert_eq!(sought.expect_err("not there").class(), Some(forebay_store::ErrorClass::NotFound));
+    let steps = handles.all.load(Ordering::Relaxed) - before;
+    assert!(steps < 200, "{steps}");
+}
