@@ -76,6 +76,8 @@ const PIECE: u64 = 64 << 20;
 pub(crate) struct Published {
     file: FileRef,
     fingerprint: Fingerprint,
+    /// Of the flush that published it.
+    number: u64,
     /// [`File::writes`] when the object had exactly these bytes, and nobody could write.
     quiet: Option<u64>,
 }
@@ -168,8 +170,7 @@ impl Writeback {
         }
         if own && let Some(fingerprint) = self.residency.equals_published(&file, record, target)? {
             file.writeback.staged.lock().take();
-            let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
-            file.writeback.flush_done.store(number, Ordering::Release);
+            let clean = self.settle_flush(&file, fingerprint, (number, seen), mapped)?;
             return Ok(Flushed::Same { fingerprint, clean });
         }
         // What can't be given to its owner keeps its inode.
@@ -191,8 +192,7 @@ impl Writeback {
             Err(error) => return Err(error.into()),
         };
         fail_at!("node.flush.published");
-        let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
-        file.writeback.flush_done.store(number, Ordering::Release);
+        let clean = self.settle_flush(&file, fingerprint, (number, seen), mapped)?;
         Ok(Flushed::Done { fingerprint, clean })
     }
 
@@ -242,7 +242,7 @@ impl Writeback {
         &self,
         file: &FileRef,
         fingerprint: Fingerprint,
-        seen: u64,
+        (number, seen): (u64, u64),
         mapped: bool,
     ) -> Result<bool> {
         self.residency.sync_flushed(file)?;
@@ -254,7 +254,12 @@ impl Writeback {
             location.base.close_version();
         }
         let unwritten = file.writes.load(Ordering::Acquire) == seen;
+        let publish = |quiet| {
+            let published = Published { file: file.clone(), fingerprint, number, quiet };
+            self.reconciler.published.lock().insert(file.ino.0, published);
+        };
         let Some(place) = &location.place else {
+            publish(None);
             // Whoever has written since has begun another spill file.
             return Ok(!matches!(location.base, Underlay::Spill(_)));
         };
@@ -262,8 +267,7 @@ impl Writeback {
             && file.opens.lock().writers == 0
             && !mapped
             && !self.residency.maybe_stored_into(file, place);
-        let published = Published { file: file.clone(), fingerprint, quiet: quiet.then_some(seen) };
-        self.reconciler.published.lock().insert(file.ino.0, published);
+        publish(quiet.then_some(seen));
         Ok(quiet)
     }
 
@@ -276,10 +280,11 @@ impl Writeback {
     /// What was published of a file is durable in the backing store.
     pub(crate) fn settle_published(&self, ino: Ino) -> Result<()> {
         let published = self.reconciler.published.lock().remove(&ino.0);
-        let Some(Published { file, fingerprint, quiet }) = published else {
+        let Some(Published { file, fingerprint, number, quiet }) = published else {
             return Ok(());
         };
         let file = &file;
+        file.writeback.flush_done.fetch_max(number, Ordering::AcqRel);
         let location = file.location.write();
         let Some(place) = &location.place else { return Ok(()) };
         let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
