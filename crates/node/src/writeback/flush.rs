@@ -44,6 +44,7 @@ use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::is_announced;
 use crate::residency::synced::may_get_an_older_version;
 use crate::writeback::Writeback;
+use crate::writeback::in_place::changed_since;
 use crate::writeback::reconcile::{is_own, was_changed};
 
 /// How a flush of a file's bytes ended.
@@ -624,6 +625,10 @@ impl Writeback {
         // After a power cut nothing else tells what is half written from a change by others.
         self.meta.sync()?;
         fail_at!("node.flush.half");
+        if let Some(changed) = changed_since(&*backing, &found)? {
+            self.meta.remove_setting(&half_setting(file.ino))?;
+            return Ok(Flushed::Conflict(Some(changed)));
+        }
         let size = spill.file().len()?;
         let limits = self.limits_in_place();
         self.copy_in_place(&**spill.file(), &*backing, 0..size, &limits)?;
@@ -674,6 +679,10 @@ impl Writeback {
             })?;
         }
         fail_at!("node.flush.in_place");
+        if let Some(changed) = changed_since(&*backing, &found)? {
+            self.take_back_in_place(file)?;
+            return Ok(Flushed::Conflict(Some(changed)));
+        }
         let set_len = |len| {
             self.rights.may_change_store()?;
             Ok(backing.set_len(len)?)
