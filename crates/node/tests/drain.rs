@@ -3,13 +3,16 @@
 mod rig;
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{
     Durability, Ino, NameIn, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, WritebackPolicy,
 };
-use forebay_store::decorators::Transparent;
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_testing::wait_until;
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// Longer than anything here takes.
@@ -109,4 +112,70 @@ fn directory_when_the_daemon_dies_after_its_entries_were_written_then_it_gets_it
     rig.drain();
     let found = std::fs::metadata(rig.backing().join("dir")).unwrap();
     assert_eq!(found.mtime(), 1_000_000_000);
+}
+
+/// Holds a flush of `file` up before it begins, and then the sync of its name.
+#[derive(Default)]
+struct SlowSync {
+    armed: AtomicBool,
+    looked: AtomicBool,
+    goes_on: AtomicBool,
+    /// A sync of names takes long.
+    syncing: AtomicBool,
+    durable: AtomicBool,
+}
+
+impl Interceptor for SlowSync {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        if !self.armed.load(Ordering::Acquire) {
+            return Verdict::Pass;
+        }
+        if operation == Operation::Stat && label == Path::new("file") {
+            self.looked.store(true, Ordering::Release);
+            wait_until("another worker", || self.goes_on.load(Ordering::Acquire));
+        }
+        if operation == Operation::Sync && label.as_os_str().is_empty() {
+            self.syncing.store(true, Ordering::Release);
+            // Longer than another worker waits for this one.
+            std::thread::sleep(Duration::from_secs(4));
+            self.durable.store(true, Ordering::Release);
+        }
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn fsync_when_another_worker_has_published_the_file_then_waits_until_its_name_is_durable() {
+    let by = Arc::new(SlowSync::default());
+    let rig = Rig::new(&[16 * MIB], by.clone(), |config| {
+        config.durability = Durability::Backing;
+        config.backing_timeout = Duration::from_secs(60);
+    });
+    rig.put("file", b"first");
+    rig.drain();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, b"other");
+    by.armed.store(true, Ordering::Release);
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| {
+            let until = Instant::now() + LIMIT;
+            rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+        });
+        wait_until("a look", || by.looked.load(Ordering::Acquire));
+        let fsync = scope.spawn(|| {
+            rig.node().fsync(&CONTEXT, fh, false).unwrap();
+            by.durable.load(Ordering::Acquire)
+        });
+        std::thread::sleep(MEANWHILE);
+        by.goes_on.store(true, Ordering::Release);
+        assert!(fsync.join().unwrap(), "confirmed before the name was durable");
+        sync.join().unwrap();
+    });
+    assert!(by.syncing.load(Ordering::Acquire));
+    assert_eq!(rig.plain("file"), b"other");
+    rig.node().release(fh);
 }

@@ -5,6 +5,7 @@ mod rig;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use forebay_node::{Ino, NameIn, SetAttr, SetTime, Timestamp};
@@ -696,4 +697,31 @@ fn file_whose_rest_is_gone_when_it_is_open_then_its_next_sync_or_read_fails_once
         assert!(bytes[..1 << 20] == [b'0'; 1 << 20] && bytes[1 << 20..] == [0; 2 << 20], "{what}");
         rig.node().release(fh);
     }
+}
+
+#[test]
+fn file_with_two_names_when_others_write_it_as_its_flush_begins_then_both_versions_are_kept() {
+    let rig = rig();
+    let below = rig.backing().join("file");
+    std::fs::write(&below, noise(1, 20_000)).unwrap();
+    std::fs::hard_link(&below, rig.backing().join("second")).unwrap();
+    age(&rig, "file");
+    let ours = noise(2, 25_000);
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 0, &ours);
+    rig.node().release(fh);
+    // What is about to happen has been noted, which takes as long as a device does.
+    let others = AtomicBool::new(true);
+    fail::cfg_callback("node.flush.in_place", move || {
+        if others.swap(false, Ordering::AcqRel) {
+            std::fs::write(&below, b"of others").unwrap();
+        }
+    })
+    .unwrap();
+    rig.drain();
+    fail::remove("node.flush.in_place");
+    for name in ["file", "second"] {
+        assert!(rig.plain(name) == b"of others", "{name} has {} bytes", rig.plain(name).len());
+    }
+    assert!(conflict_copy(&rig) == ours);
 }

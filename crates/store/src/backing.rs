@@ -75,6 +75,10 @@ pub enum Node {
 pub enum RenameMode {
     /// Replaces it.
     Replace,
+    /// Replaces exactly this version of something that is no directory, as far as inode, size and mtime
+    /// tell; fails with `Exists` if anything else stands there, which stays. If nothing does, this is a
+    /// plain rename. Where the file system can't exchange names (NFS), a check is followed by a rename.
+    ReplaceVersion(Fingerprint),
     /// Fails with `Exists`. Not atomic where the file system knows no such flag (NFS).
     NoReplace,
     /// Swaps the two.

@@ -497,14 +497,7 @@ impl BackingStore for DirBacking {
     ) -> Result<()> {
         self.checked(dir, name)?;
         self.checked(to_dir, to_name)?;
-        let done = match mode {
-            RenameMode::Replace => fs::renameat(dir, name, to_dir, to_name),
-            RenameMode::Exchange => {
-                fs::renameat_with(dir, name, to_dir, to_name, RenameFlags::EXCHANGE)
-            }
-            RenameMode::NoReplace => rename_no_replace(dir, name, to_dir, to_name),
-        };
-        done.map_err(|e| self.err("rename", dir, name, e))
+        self.rename_as(mode, (dir, name), (to_dir, to_name))
     }
 
     fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()> {

@@ -16,7 +16,7 @@ pub(crate) struct FileInWriteback {
     pub(crate) staged: Mutex<Option<Staged>>,
     /// Numbers the flushes of this file.
     pub(crate) flush_begun: AtomicU64,
-    /// The number of the latest flush that the backing store has.
+    /// The number of the latest flush that the backing store has durably, its name as well.
     pub(crate) flush_done: AtomicU64,
     /// The version below when it was last seen to be the one that is known.
     pub(crate) below: Mutex<Option<Fingerprint>>,

@@ -44,6 +44,7 @@ use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::is_announced;
 use crate::residency::synced::may_get_an_older_version;
 use crate::writeback::Writeback;
+use crate::writeback::in_place::changed_since;
 use crate::writeback::reconcile::{is_own, was_changed};
 
 /// How a flush of a file's bytes ended.
@@ -76,6 +77,8 @@ const PIECE: u64 = 64 << 20;
 pub(crate) struct Published {
     file: FileRef,
     fingerprint: Fingerprint,
+    /// Of the flush that published it.
+    number: u64,
     /// [`File::writes`] when the object had exactly these bytes, and nobody could write.
     quiet: Option<u64>,
 }
@@ -168,8 +171,7 @@ impl Writeback {
         }
         if own && let Some(fingerprint) = self.residency.equals_published(&file, record, target)? {
             file.writeback.staged.lock().take();
-            let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
-            file.writeback.flush_done.store(number, Ordering::Release);
+            let clean = self.settle_flush(&file, fingerprint, (number, seen), mapped)?;
             return Ok(Flushed::Same { fingerprint, clean });
         }
         // What can't be given to its owner keeps its inode.
@@ -191,8 +193,7 @@ impl Writeback {
             Err(error) => return Err(error.into()),
         };
         fail_at!("node.flush.published");
-        let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
-        file.writeback.flush_done.store(number, Ordering::Release);
+        let clean = self.settle_flush(&file, fingerprint, (number, seen), mapped)?;
         Ok(Flushed::Done { fingerprint, clean })
     }
 
@@ -242,7 +243,7 @@ impl Writeback {
         &self,
         file: &FileRef,
         fingerprint: Fingerprint,
-        seen: u64,
+        (number, seen): (u64, u64),
         mapped: bool,
     ) -> Result<bool> {
         self.residency.sync_flushed(file)?;
@@ -254,7 +255,12 @@ impl Writeback {
             location.base.close_version();
         }
         let unwritten = file.writes.load(Ordering::Acquire) == seen;
+        let publish = |quiet| {
+            let published = Published { file: file.clone(), fingerprint, number, quiet };
+            self.reconciler.published.lock().insert(file.ino.0, published);
+        };
         let Some(place) = &location.place else {
+            publish(None);
             // Whoever has written since has begun another spill file.
             return Ok(!matches!(location.base, Underlay::Spill(_)));
         };
@@ -262,8 +268,7 @@ impl Writeback {
             && file.opens.lock().writers == 0
             && !mapped
             && !self.residency.maybe_stored_into(file, place);
-        let published = Published { file: file.clone(), fingerprint, quiet: quiet.then_some(seen) };
-        self.reconciler.published.lock().insert(file.ino.0, published);
+        publish(quiet.then_some(seen));
         Ok(quiet)
     }
 
@@ -276,10 +281,11 @@ impl Writeback {
     /// What was published of a file is durable in the backing store.
     pub(crate) fn settle_published(&self, ino: Ino) -> Result<()> {
         let published = self.reconciler.published.lock().remove(&ino.0);
-        let Some(Published { file, fingerprint, quiet }) = published else {
+        let Some(Published { file, fingerprint, number, quiet }) = published else {
             return Ok(());
         };
         let file = &file;
+        file.writeback.flush_done.fetch_max(number, Ordering::AcqRel);
         let location = file.location.write();
         let Some(place) = &location.place else { return Ok(()) };
         let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
@@ -619,6 +625,10 @@ impl Writeback {
         // After a power cut nothing else tells what is half written from a change by others.
         self.meta.sync()?;
         fail_at!("node.flush.half");
+        if let Some(changed) = changed_since(&*backing, &found)? {
+            self.meta.remove_setting(&half_setting(file.ino))?;
+            return Ok(Flushed::Conflict(Some(changed)));
+        }
         let size = spill.file().len()?;
         let limits = self.limits_in_place();
         self.copy_in_place(&**spill.file(), &*backing, 0..size, &limits)?;
@@ -669,6 +679,10 @@ impl Writeback {
             })?;
         }
         fail_at!("node.flush.in_place");
+        if let Some(changed) = changed_since(&*backing, &found)? {
+            self.take_back_in_place(file)?;
+            return Ok(Flushed::Conflict(Some(changed)));
+        }
         let set_len = |len| {
             self.rights.may_change_store()?;
             Ok(backing.set_len(len)?)

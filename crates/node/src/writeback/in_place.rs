@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_meta::{Queue, Record};
 use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Permit, Priority};
-use forebay_store::{BackingFile, Bytes, ErrorClass, StoreError};
+use forebay_store::{Attributes, BackingFile, Bytes, ErrorClass, StoreError};
 
 use super::Writeback;
 use super::seams::WorkRights;
@@ -40,6 +40,22 @@ impl Writeback {
         Limits { permit: Some(permit), ..self.residency.limits(Priority::WriteBack) }
     }
 
+    /// Nothing was written in place after all: what others have made of the file is not ours.
+    pub(super) fn take_back_in_place(&self, file: &FileRef) -> Result<()> {
+        let update = |record: &mut Record| {
+            record.backing.pending = None;
+            Queue::Yes
+        };
+        self.meta.update(file.ino, None, update)?;
+        if let Some(place) = &file.location.read().place {
+            self.residency.edit_header(place, |header| {
+                header.pending = None;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Copies as long as this node may change the backing store.
     pub(super) fn copy_in_place(
         &self,
@@ -57,6 +73,16 @@ impl Writeback {
             copied => Ok(copied.map(drop)?),
         }
     }
+}
+
+/// What others have made of a file since it was looked at: to note that it is about to be written takes
+/// as long as a device does.
+pub(super) fn changed_since(
+    file: &dyn BackingFile,
+    looked: &Attributes,
+) -> Result<Option<Attributes>> {
+    let now = file.stat()?;
+    Ok(Some(now).filter(|now| !now.fingerprint().same_content(&looked.fingerprint())))
 }
 
 /// What needs no room, and gives some back.

@@ -315,8 +315,18 @@ impl BackingStore for RenumberedBacking {
     ) -> Result<()> {
         let source = self.inner.stat(dir, name).ok().map(|found| found.ino);
         let leaving = self.leaving(to_dir, to_name).filter(|real| Some(*real) != source);
-        self.inner.rename(dir, name, to_dir, to_name, mode)?;
-        self.left(leaving.filter(|_| mode == RenameMode::Replace));
+        let replaces = matches!(mode, RenameMode::Replace | RenameMode::ReplaceVersion(_));
+        let below = match mode {
+            RenameMode::ReplaceVersion(version) => {
+                RenameMode::ReplaceVersion(self.version_below(to_dir, to_name, version))
+            }
+            other => other,
+        };
+        PLAIN.set(true);
+        let done = self.inner.rename(dir, name, to_dir, to_name, below);
+        PLAIN.set(false);
+        done?;
+        self.left(leaving.filter(|_| replaces));
         Ok(())
     }
 

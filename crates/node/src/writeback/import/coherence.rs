@@ -252,7 +252,7 @@ impl Writeback {
     fn is_gone(&self, ino: Ino) -> Result<bool> {
         let Some(way) = self.way_at_rest(ino)? else { return Ok(false) };
         for (above, _) in &way {
-            self.handle_is_dead(*above);
+            self.handle_is_dead(*above)?;
         }
         let looked = self.meta.get(ino).map_err(NodeError::from).and_then(|record| {
             let (dir, name) = self.backing_place(&record)?;
@@ -663,7 +663,7 @@ impl Writeback {
         }
         // Not in a directory that was removed, moved or made anew since it was opened.
         let Some(way) = self.way_at_rest(link.parent)? else { return Ok(false) };
-        self.handle_is_dead(link.parent);
+        self.handle_is_dead(link.parent)?;
         let again = self.in_directory(link.parent, |dir| {
             Ok(self.backing.stat(dir, OsStr::from_bytes(&link.name))?)
         });
@@ -745,7 +745,7 @@ impl Writeback {
         }
         // Not in a directory that was removed, moved or made anew since it was opened.
         let Some(way) = self.way_at_rest(link.parent)? else { return Ok(false) };
-        self.handle_is_dead(link.parent);
+        self.handle_is_dead(link.parent)?;
         match self.look_under(link) {
             Ok(found) if !self.is_given_away(&record, &found)? => return Ok(true),
             Ok(_) => {}

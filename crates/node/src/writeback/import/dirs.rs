@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::after_refusal::{again_after_refusal, is_denied};
 use crate::config::Coherence;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::waits;
 use crate::writeback::Writeback;
 
@@ -98,10 +98,43 @@ enum Sought {
 /// A search for a directory of the backing store.
 #[derive(Default)]
 struct Search {
-    /// The directories for the sake of which another is sought.
+    /// The directories for the sake of which another is sought: [`MAX_SOUGHT`] at most.
     sought: Vec<Ino>,
-    /// Those that are not there.
-    absent: HashSet<Ino>,
+    /// Those that are not there, as long as these of the sought ones, as bits, are sought: a name that led
+    /// to one of them was left out. What led to none is not there at all.
+    absent: HashMap<Ino, u64>,
+    /// To which of the sought ones names have led since the search for the last of them began.
+    led_to: u64,
+}
+
+const _: () = assert!(MAX_SOUGHT <= u64::BITS as usize);
+
+impl Search {
+    /// Whether a directory need not be looked for: it was found not to be there, or it is one of the
+    /// sought ones.
+    fn is_answered(&mut self, dir: Ino) -> bool {
+        let sought = self.sought.iter().position(|sought| *sought == dir).map(|at| 1 << at);
+        let led_to = sought.or_else(|| self.absent.get(&dir).copied());
+        self.led_to |= led_to.unwrap_or(0);
+        led_to.is_some()
+    }
+
+    /// Looks for one directory for the sake of the sought ones.
+    fn within(&mut self, dir: Ino, look: impl FnOnce(&mut Self) -> Result<Dir>) -> Result<Dir> {
+        let itself = 1 << self.sought.len();
+        let before = std::mem::take(&mut self.led_to);
+        self.sought.push(dir);
+        let found = look(self);
+        self.sought.pop();
+        // By way of this one they may be found after all.
+        self.absent.retain(|_, led_to| *led_to & itself == 0);
+        let led_to = self.led_to & !itself;
+        self.led_to = before | led_to;
+        if found.as_ref().is_err_and(|error| error.class() == Some(ErrorClass::NotFound)) {
+            self.absent.insert(dir, led_to);
+        }
+        found
+    }
 }
 
 impl Writeback {
@@ -118,12 +151,8 @@ impl Writeback {
         }
         for above in self.way_up(dir)?.into_iter().rev() {
             match self.resolve(above, search) {
-                Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                    // Within a search for another, it may only be that both seem to be in each other.
-                    if search.sought.is_empty() {
-                        search.absent.insert(above);
-                    }
-                }
+                // The search remembers it.
+                Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
                 found => drop(found?),
             }
         }
@@ -160,17 +189,14 @@ impl Writeback {
         if let Some(handle) = self.imports.handles.get(dir) {
             return Ok(handle);
         }
-        if search.absent.contains(&dir) || search.sought.contains(&dir) {
+        if search.is_answered(dir) {
             // Names that lead in a circle were only claimed: it stands where another one says.
             return Err(Errno::NOENT.into());
         }
         if search.sought.len() >= MAX_SOUGHT {
             return Err(Errno::LOOP.into());
         }
-        search.sought.push(dir);
-        let found = self.resolve_by_names(dir, search);
-        search.sought.pop();
-        found
+        search.within(dir, |search| self.resolve_by_names(dir, search))
     }
 
     fn resolve_by_names(&self, dir: Ino, search: &mut Search) -> Result<Dir> {
@@ -190,6 +216,8 @@ impl Writeback {
             let now = self.record_if_any(dir)?;
             if now.is_none_or(|now| now.backing.links != record.backing.links) {
                 self.imports.handles.remove(dir);
+                // What it was moved to may not have been there either.
+                search.absent.clear();
                 continue;
             }
             match sought {
@@ -251,7 +279,7 @@ impl Writeback {
             sought = Sought::Absent;
             let mut opened = self.backing.open_dir(&parent, OsStr::from_bytes(&name));
             if opened.as_ref().is_err_and(|error| error.class() == ErrorClass::Stale)
-                && self.handle_is_dead(link.parent)
+                && self.handle_is_dead(link.parent)?
             {
                 // The directory above may still be there, and only the handle be of no use any more.
                 let (parent, name) = self.place_of(record, link, search)?;
@@ -388,7 +416,7 @@ impl Writeback {
         match open(self) {
             Err(error) if is_lost(&error) => {
                 let Some(link) = record.backing.links.first() else { return Err(error) };
-                if self.handle_is_dead(link.parent) {
+                if self.handle_is_dead(link.parent)? {
                     return open(self);
                 }
                 // Moved by a worker since the record was read.
@@ -480,7 +508,7 @@ impl Writeback {
     ) -> Result<T> {
         let handle = self.backing_dir(dir)?;
         match operation(&handle) {
-            Err(error) if is_lost(&error) && self.handle_is_dead(dir) => {
+            Err(error) if is_lost(&error) && self.handle_is_dead(dir)? => {
                 operation(&self.backing_dir(dir)?)
             }
             done => done,
@@ -488,27 +516,37 @@ impl Writeback {
     }
 
     /// Drops the handles on the way to an inode, and its own, that are stale; says whether one was.
-    pub(crate) fn drops_stale_handles(&self, record: &Record) -> bool {
+    ///
+    /// # Errors
+    /// What the backing store says of one that it can't look at.
+    pub(crate) fn drops_stale_handles(&self, record: &Record) -> Result<bool> {
         if !record.is_directory()
             && self.residency.drops_stale_base(&self.residency.files.get(record.ino))
         {
-            return true;
+            return Ok(true);
         }
         let links = record.links.iter().chain(record.backing.links.iter());
         let dirs: BTreeSet<Ino> = links.map(|link| link.parent).chain([record.ino]).collect();
-        dirs.into_iter().filter(|dir| self.handle_is_dead(*dir)).count() > 0
+        let mut any = false;
+        for dir in dirs {
+            any |= self.handle_is_dead(dir)?;
+        }
+        Ok(any)
     }
 
     /// Drops the handle of a directory that was removed or is stale; says whether it was.
-    pub(crate) fn handle_is_dead(&self, dir: Ino) -> bool {
-        let Some(handle) = self.imports.handles.get(dir) else { return false };
-        match self.backing.stat(&handle, OsStr::new("")) {
-            Ok(found) if found.nlink > 0 => false,
-            _ => {
-                self.imports.handles.remove(dir);
-                true
-            }
+    ///
+    /// # Errors
+    /// What the backing store says if it can't look at it: that is no word on the directory.
+    pub(crate) fn handle_is_dead(&self, dir: Ino) -> Result<bool> {
+        let Some(handle) = self.imports.handles.get(dir) else { return Ok(false) };
+        match self.backing.stat(&handle, OsStr::new("")).map_err(NodeError::from) {
+            Ok(found) if found.nlink > 0 => return Ok(false),
+            Err(error) if !is_lost(&error) => return Err(error),
+            _ => {}
         }
+        self.imports.handles.remove(dir);
+        Ok(true)
     }
 
     /// Drops the handle of a directory.
@@ -565,6 +603,7 @@ impl Writeback {
         if self.config.coherence == Coherence::Exclusive {
             return operation();
         }
+        waits::step();
         // A change by others between the look before and the look after is taken for a part of it.
         let _unwatched = waits::unwatched();
         let mut order: Vec<usize> = dirs.iter().map(|(ino, _)| OwnChanges::stripe(*ino)).collect();

@@ -37,11 +37,11 @@ impl Writeback {
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
             // Only a file is exchanged for a file.
-            Room::Replace(owned, other) if other.record.attr.kind != FileKind::Regular => {
-                self.clear(work, at, &dir, owned, other)?;
+            Room::Replace(owned, other, found) if other.record.attr.kind != FileKind::Regular => {
+                self.clear(work, at, &dir, (owned, other, found))?;
             }
-            Room::Replace(owned, other) => {
-                expect = Some(self.backing.stat(&dir, os(&at.name))?.fingerprint());
+            Room::Replace(owned, other, found) => {
+                expect = Some(found);
                 replaced = Some((owned, other));
             }
             Room::Unreported => return Ok(Step::Again),

@@ -41,6 +41,9 @@
 //! - What another inode of ours has under a name is never moved for the one that believes to stand
 //!   there.
 //! - What was claimed in a directory that is gone is gone.
+//! - No file of others is replaced or removed of which nobody here knew: whoever looked at a name may have
+//!   waited since, and what he looked at is looked for again where it goes (`tests/overtaken.rs`; in
+//!   `tests/interleaved.rs` a witness watches the whole store for it).
 //! - What is changed under a known name is kept until names that nobody has looked at show it
 //!   (`Record::is_gone`).
 

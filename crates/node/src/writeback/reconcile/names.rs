@@ -10,9 +10,11 @@ use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use super::identity::{in_hand, is_pending, may_be_ours};
 use super::occupied::Room;
+use super::owned::Owned;
 use super::refused::is_beyond_store;
 use super::work::{Step, Work};
 use crate::after_refusal::again_after_refusal;
+use crate::config::Coherence;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::writeback::Writeback;
@@ -138,24 +140,27 @@ impl Writeback {
         record: &Record,
         link: &Link,
     ) -> Result<Option<(Dir, Vec<u8>, Attributes)>> {
-        let looked = self.place_of_link(record, link).and_then(|(dir, name)| {
+        let look = || {
+            let (dir, name) = self.place_of_link(record, link)?;
             let found = self.backing.stat(&dir, os(&name))?;
             Ok((dir, name, found))
-        });
-        match looked {
-            Ok(found) => Ok(Some(found)),
-            Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                if link.parent != LIMBO && self.handle_is_dead(link.parent) {
-                    return self.look_at(record, link);
-                }
-                match self.is_way_in_doubt(link.parent)? {
-                    // Nobody could find it there, whether it is or not. Whoever has the directory in hand
-                    // looks which it is.
-                    true => Err(NodeError::Busy),
-                    false => Ok(None),
-                }
-            }
-            Err(error) => Err(error),
+        };
+        let is_absent = |looked: &Result<_>| {
+            looked.as_ref().is_err_and(|error| error.class() == Some(ErrorClass::NotFound))
+        };
+        let mut looked = look();
+        // Once: a store may call each new handle dead as well.
+        if is_absent(&looked) && link.parent != LIMBO && self.handle_is_dead(link.parent)? {
+            looked = look();
+        }
+        if !is_absent(&looked) {
+            return looked.map(Some);
+        }
+        match self.is_way_in_doubt(link.parent)? {
+            // Nobody could find it there, whether it is or not. Whoever has the directory in hand
+            // looks which it is.
+            true => Err(NodeError::Busy),
+            false => Ok(None),
         }
     }
 
@@ -217,17 +222,17 @@ impl Writeback {
     ) -> Result<Step> {
         let to_dir = self.backing_dir(to.parent)?;
         self.claim(work, to)?;
-        let replaced = match self.clear_name(work, to, &to_dir, depth)? {
+        let mut replaced = match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => None,
             // Nothing comes out of limbo over another.
-            Room::Replace(owned, other) if from.parent == LIMBO => {
-                self.clear(work, to, &to_dir, owned, other)?;
+            Room::Replace(owned, other, found) if from.parent == LIMBO => {
+                self.clear(work, to, &to_dir, (owned, other, found))?;
                 None
             }
-            Room::Replace(owned, other) => Some((owned, other)),
+            Room::Replace(owned, other, found) => Some((owned, other, found)),
             Room::Unreported => return Ok(Step::Again),
         };
-        let mode = if replaced.is_some() { RenameMode::Replace } else { RenameMode::NoReplace };
+        let mode = self.how_to_move(from, replaced.as_mut())?;
         match self.rename_in_backing(work, from, to, &to_dir, mode) {
             Ok(from_dir) => {
                 work.came(to, &to_dir);
@@ -235,13 +240,15 @@ impl Writeback {
                 if let Some(from_dir) = from_dir {
                     work.touched(from.parent, &from_dir);
                 }
-                if let Some((owned, mut other)) = replaced {
+                if let Some((owned, mut other, _)) = replaced {
                     other.went(to);
+                    other.went(from);
                     work.also(owned, other);
                 }
                 Ok(Step::Done)
             }
             Err(error) => match error.class() {
+                // Also if others have changed what was to be replaced.
                 Some(ErrorClass::Exists) => self.name_is_taken(work, to, &to_dir),
                 Some(ErrorClass::NotFound) if self.look_at(&work.record, from)?.is_none() => {
                     // So a server answers, too, that was asked twice and had done it the first time.
@@ -250,7 +257,7 @@ impl Writeback {
                         if let Ok(from_dir) = self.backing_dir(from.parent) {
                             work.touched(from.parent, &from_dir);
                         }
-                        if let Some((owned, mut other)) = replaced {
+                        if let Some((owned, mut other, _)) = replaced {
                             other.went(to);
                             work.also(owned, other);
                         }
@@ -267,6 +274,22 @@ impl Writeback {
                 }
             },
         }
+    }
+
+    /// What a move does with what has the name. Where others may change that at this very moment, the two
+    /// are exchanged, and what is replaced stands under the other name until it is known to be what
+    /// was looked at, and removed: if the worker ends between, its inode is found there.
+    fn how_to_move(
+        &self,
+        from: &Link,
+        replaced: Option<&mut (Owned<'_>, Work<'_>, Fingerprint)>,
+    ) -> Result<RenameMode> {
+        let Some((_, other, found)) = replaced else { return Ok(RenameMode::NoReplace) };
+        if self.config.coherence == Coherence::Exclusive {
+            return Ok(RenameMode::Replace);
+        }
+        self.claim(other, from)?;
+        Ok(RenameMode::ReplaceVersion(*found))
     }
 
     /// Whether the very object that is known of an inode stands under a name.
@@ -315,7 +338,9 @@ impl Writeback {
         match self.clear_name(work, to, &to_dir, depth)? {
             Room::Free => {}
             // No link replaces a name: the removed file goes first.
-            Room::Replace(owned, other) => self.clear(work, to, &to_dir, owned, other)?,
+            Room::Replace(owned, other, found) => {
+                self.clear(work, to, &to_dir, (owned, other, found))?;
+            }
             Room::Unreported => return Ok(Step::Again),
         }
         fail_at!("node.reconcile.before_link");
@@ -358,9 +383,8 @@ impl Writeback {
         // A directory has one name, and stands where it should.
         if may_be_ours(&work.record, &found) && !work.record.is_directory() {
             fail_at!("node.reconcile.before_unlink");
-            self.own_change(&[(link.parent, &dir)], || {
-                Ok(self.backing.unlink(&dir, os(&name))?)
-            })?;
+            let is_it = |now: &Fingerprint| found.same_inode(now);
+            self.unlink_if(link.parent, (&dir, &name), is_it)?;
             work.touched(link.parent, &dir);
         } else if !self.is_anothers(work, link, &found)? {
             work.foreign(link);
@@ -381,7 +405,9 @@ impl Writeback {
         self.meta.arrive(work.ino())?;
         match self.clear_name(work, at, &dir, depth)? {
             Room::Free => {}
-            Room::Replace(owned, other) => self.clear(work, at, &dir, owned, other)?,
+            Room::Replace(owned, other, found) => {
+                self.clear(work, at, &dir, (owned, other, found))?;
+            }
             Room::Unreported => return Ok(Step::Again),
         }
         match self.own_change(&[(at.parent, &dir)], || self.make_special(&work.record, at, &dir)) {

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use forebay_meta::Link;
-use forebay_store::{Dir, ErrorClass};
-use forebay_types::{FileKind, Ino};
+use forebay_meta::{Link, Record};
+use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_types::{FileKind, Fingerprint, Ino};
 
 use super::MAX_PARENTS;
 use super::identity::{is_own, may_be_ours};
 use super::names::os;
 use super::owned::Owned;
 use super::work::{Step, Work};
+use crate::config::Coherence;
 use crate::error::{NodeError, Result};
 use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
@@ -21,8 +22,9 @@ use crate::writeback::parked::parked_link;
 pub(super) enum Room<'a> {
     /// Nothing of ours.
     Free,
-    /// A removed file, unchanged: replace it, then report that its name is gone.
-    Replace(Owned<'a>, Work<'a>),
+    /// A removed file, unchanged: replace it as it was looked at, and nothing else, then report that its
+    /// name is gone.
+    Replace(Owned<'a>, Work<'a>, Fingerprint),
     /// An inode that was taken from another name for the sake of the one in hand: what was done to
     /// it has to be reported before more is.
     Unreported,
@@ -70,18 +72,13 @@ impl Writeback {
         }
         let mut other = Work::new(&record);
         other.wanted_by = (!work.record.backing.links.contains(link)).then_some(work.ino());
-        let found = match self.backing.stat(dir, os(&link.name)) {
-            Ok(found) => Some(found),
-            Err(error) if error.class() == ErrorClass::NotFound => None,
-            Err(error) => return Err(error.into()),
-        };
-        if !found.is_some_and(|found| is_own(&record, &found)) {
+        let Some(mut found) = self.own_object_at(&record, link, dir)? else {
             // Interrupted workers left the claim, or others changed what is there. Whoever makes
             // the name looks at what it is.
             other.went(link);
             work.also(owned, other);
             return Ok(None);
-        }
+        };
         let is_directory = record.is_directory();
         let removed = record.links.is_empty() && (!record.orphan || is_directory);
         if removed && is_directory && self.leave(work, stale_name, link)? {
@@ -95,16 +92,23 @@ impl Writeback {
             return Ok(Some(Room::Unreported));
         }
         if removed {
+            let has_unseen_names = other.record.has_unseen_names();
             let written = self.write_for_unseen_names(&mut other, depth);
             if !matches!(written, Ok(Step::Done)) {
                 work.also(owned, other);
                 return written.map(|_| Some(Room::Unreported));
             }
-            return self.replace_or_remove(work, link, dir, owned, other).map(Some);
+            if has_unseen_names {
+                let Some(written) = self.own_object_at(&other.record, link, dir)? else {
+                    work.also(owned, other);
+                    return Ok(Some(Room::Unreported));
+                };
+                found = written;
+            }
+            let found = found.fingerprint();
+            return self.replace_or_remove(work, link, dir, (owned, other, found)).map(Some);
         }
-        if let Some(found) = found {
-            other.note_version(&found.fingerprint());
-        }
+        other.note_version(&found.fingerprint());
         let files = [&work.record, &*record].iter().all(|of| of.attr.kind == FileKind::Regular);
         if files && record.links.is_empty() && self.keep_parked(&mut other, link, dir)? {
             // What it takes away must be there until the new one is.
@@ -113,7 +117,7 @@ impl Writeback {
                 work.also(owned, other);
                 return looked.map(|()| Some(Room::Unreported));
             }
-            return Ok(Some(Room::Replace(owned, other)));
+            return Ok(Some(Room::Replace(owned, other, found.fingerprint())));
         }
         let aside =
             self.put_aside(&mut other, link, dir).and_then(|()| self.look_after_move(&mut other));
@@ -121,6 +125,36 @@ impl Writeback {
         work.also(owned, other);
         aside?;
         Ok(Some(Room::Free))
+    }
+
+    /// What stands under a name of an inode, if it is its object as it is known.
+    fn own_object_at(&self, record: &Record, link: &Link, dir: &Dir) -> Result<Option<Attributes>> {
+        match self.backing.stat(dir, os(&link.name)) {
+            Ok(found) => Ok(Some(found).filter(|found| is_own(record, found))),
+            Err(error) if error.class() == ErrorClass::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes a name under which something was found, if that is still there: whoever looked may have
+    /// waited since, for a device or for another worker.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] if something else stands there now, at which one has to look again; what the
+    /// backing store says.
+    pub(super) fn unlink_if(
+        &self,
+        parent: Ino,
+        (dir, name): (&Dir, &[u8]),
+        is_it: impl Fn(&Fingerprint) -> bool,
+    ) -> Result<()> {
+        let is_shared = self.config.coherence != Coherence::Exclusive;
+        self.own_change(&[(parent, dir)], || {
+            if is_shared && !is_it(&self.backing.stat(dir, os(name))?.fingerprint()) {
+                return Err(NodeError::Busy);
+            }
+            Ok(self.backing.unlink(dir, os(name))?)
+        })
     }
 
     /// Takes the inode in hand out of a removed directory that stands where it is wanted: each would
@@ -185,10 +219,9 @@ impl Writeback {
         work: &mut Work<'a>,
         link: &Link,
         dir: &Dir,
-        owned: Owned<'a>,
-        mut other: Work<'a>,
+        (owned, mut other, found): (Owned<'a>, Work<'a>, Fingerprint),
     ) -> Result<()> {
-        self.own_change(&[(link.parent, dir)], || Ok(self.backing.unlink(dir, os(&link.name))?))?;
+        self.unlink_if(link.parent, (dir, &link.name), |now| now.same_content(&found))?;
         other.went(link);
         // What is to take the name may fail: the removal is durable before it is reported all the same.
         other.touched(link.parent, dir);
@@ -201,13 +234,12 @@ impl Writeback {
         work: &mut Work<'a>,
         link: &Link,
         dir: &Dir,
-        owned: Owned<'a>,
-        other: Work<'a>,
+        (owned, other, found): (Owned<'a>, Work<'a>, Fingerprint),
     ) -> Result<Room<'a>> {
         if !work.record.is_directory() {
-            return Ok(Room::Replace(owned, other));
+            return Ok(Room::Replace(owned, other, found));
         }
-        self.clear(work, link, dir, owned, other)?;
+        self.clear(work, link, dir, (owned, other, found))?;
         Ok(Room::Free)
     }
 
@@ -265,14 +297,15 @@ impl Writeback {
         };
         match park() {
             Err(error) if error.class() == Some(ErrorClass::Exists) => {
-                if !self.stands_in_limbo(work, link, dir)? {
+                let (here, parked) = self.stands_in_limbo(work, link, dir)?;
+                if !parked {
                     if let Some(kept) = self.backing.set_parked_aside(work.ino().0)? {
                         tracing::warn!(ino = %work.ino(), kept = %kept.display(), "an older file in .forebay/limbo is set aside");
                     }
                     park()?;
                 } else {
                     // Of two names of one file the other one goes.
-                    self.own_change(&changed, || Ok(self.backing.unlink(dir, os(&link.name))?))?;
+                    self.unlink_if(link.parent, (dir, &link.name), |now| now.same_inode(&here))?;
                 }
             }
             parked => parked?,
@@ -283,11 +316,16 @@ impl Writeback {
         Ok(())
     }
 
-    /// Whether what stands under `link` has a name in limbo already: it was given one to be replaced, and
-    /// what was to replace it did not come.
-    fn stands_in_limbo(&self, work: &Work<'_>, link: &Link, dir: &Dir) -> Result<bool> {
+    /// What stands under `link`, and whether it has a name in limbo already: it was given one to be
+    /// replaced, and what was to replace it did not come.
+    fn stands_in_limbo(
+        &self,
+        work: &Work<'_>,
+        link: &Link,
+        dir: &Dir,
+    ) -> Result<(Fingerprint, bool)> {
         let here = self.backing.stat(dir, os(&link.name))?.fingerprint();
         let there = self.found_under(&work.record, &parked_link(work.ino()))?;
-        Ok(there.is_some_and(|there| there.same_inode(&here)))
+        Ok((here, there.is_some_and(|there| there.same_inode(&here))))
     }
 }

@@ -419,7 +419,7 @@ impl Writeback {
         }
         match error.class() {
             // The directory may still be there under its name.
-            Some(ErrorClass::Stale) => return Ok(self.drops_stale_handles(record)),
+            Some(ErrorClass::Stale) => return self.drops_stale_handles(record),
             Some(ErrorClass::NotFound) => {}
             _ => return Ok(false),
         }
@@ -427,7 +427,7 @@ impl Writeback {
         let parents: BTreeSet<Ino> = record.links.iter().map(|link| link.parent).collect();
         for dir in parents {
             // Removed by others, it is made again for what it has.
-            gone += usize::from(self.handle_is_dead(dir) || self.directory_is_gone(dir)?);
+            gone += usize::from(self.handle_is_dead(dir)? || self.directory_is_gone(dir)?);
         }
         Ok(gone > 0)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_meta::{Link, Record};
 use forebay_store::{Attributes, Dir, ErrorClass};
-use forebay_types::{FileKind, Ino};
+use forebay_types::{FileKind, Fingerprint, Ino};
 use std::ops::ControlFlow;
 
 use super::MAX_NESTED;
@@ -54,9 +54,8 @@ impl Writeback {
                         self.remove_directory(work, &link, &dir, &name, depth)?;
                         continue;
                     } else {
-                        self.own_change(&[(link.parent, &dir)], || {
-                            Ok(self.backing.unlink(&dir, os(&name))?)
-                        })?;
+                        let is_it = |now: &Fingerprint| found.fingerprint().same_content(now);
+                        self.unlink_if(link.parent, (&dir, &name), is_it)?;
                         work.touched(link.parent, &dir);
                     }
                     work.went(&link);
@@ -105,9 +104,8 @@ impl Writeback {
                 self.stays_for_others(work, &link, &found)?;
                 work.went(&link);
             } else if self.is_parked(work)? {
-                self.own_change(&[(link.parent, &dir)], || {
-                    Ok(self.backing.unlink(&dir, os(&name))?)
-                })?;
+                let is_it = |now: &Fingerprint| found.fingerprint().same_content(now);
+                self.unlink_if(link.parent, (&dir, &name), is_it)?;
                 work.touched(link.parent, &dir);
                 work.went(&link);
             } else {

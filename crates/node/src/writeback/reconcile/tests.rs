@@ -658,10 +658,12 @@ mod imports;
 mod interleaved;
 mod model;
 mod nested;
+mod overtaken;
 mod stale;
 mod times_kept;
 mod unanswered;
 mod unseen;
+mod way;
 
 /// Fails every commit and notes when it was asked for.
 #[derive(Default)]

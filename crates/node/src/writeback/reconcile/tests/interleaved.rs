@@ -3,16 +3,18 @@
 //! every operation of the backing store, which uses its inode numbers again at once.
 //!
 //! What must hold: the program sees nothing that a plain directory would not show it; nothing
-//! conflicts where nobody else changes anything; the backlog empties; the check finds nothing; and
-//! the backing store equals the namespace in the end.
+//! conflicts where nobody else changes anything; nothing of others is lost that was not known here; the
+//! backlog empties; the check finds nothing; and the backing store equals the namespace in the end.
 
 mod program;
+mod witness;
 
 use std::collections::HashSet;
 
 use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
 use forebay_store::decorators::RenumberedBacking;
 use program::{Made, NAMES, Program};
+use witness::{OTHERS, Witness};
 
 use super::*;
 use crate::lockstep::{self, Clock, ClockStops, Lockstep};
@@ -86,6 +88,7 @@ struct Steps {
     trace: Arc<Trace>,
     faults: Mutex<Random>,
     per_mille: std::sync::atomic::AtomicUsize,
+    witness: Witness,
 }
 
 impl Steps {
@@ -117,10 +120,12 @@ impl Interceptor for Steps {
             self.trace.add(what);
         }
         let _passed = self.before(operation, bytes);
+        self.witness.before(operation);
         verdict
     }
 
-    fn after(&self, _: Operation) {
+    fn after(&self, operation: Operation) {
+        self.witness.after(operation);
         lockstep::step();
     }
 }
@@ -178,7 +183,11 @@ fn look(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
 /// Changes the backing store behind everybody's back; but not between the two looks by which a change
 /// of a directory is known to be our own, where nobody could tell.
 fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool, trace: &Trace) {
-    while !over.load(Ordering::Acquire) {
+    let life = random.below(1 << 30);
+    for number in 0.. {
+        if over.load(Ordering::Acquire) {
+            return;
+        }
         let mut at = root.to_owned();
         for _ in 0..=random.below(3) {
             at.push(NAMES[random.below(NAMES.len())]);
@@ -194,7 +203,8 @@ fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool,
             other.display()
         ));
         match deed {
-            0 => drop(fs::write(&at, format!("others {}", random.below(100)))),
+            // No two of one length: a kernel's clock may not tell them apart.
+            0 => drop(fs::write(&at, format!("{OTHERS}{life} {}", "x".repeat(number)))),
             1 => drop(fs::create_dir(&at)),
             2 => drop(fs::remove_file(&at)),
             3 => drop(fs::remove_dir_all(&at)),
@@ -262,6 +272,7 @@ impl Engine for SharedEngine {
     }
 
     fn sync(&self) -> std::result::Result<(), EngineError> {
+        lockstep::step();
         self.0.sync()
     }
 }
@@ -340,10 +351,12 @@ impl World {
             let (seconds, nanos) = clock.file_time(tick_ns);
             forebay_types::Timestamp::new(seconds, nanos)
         }));
+        let numbered = Arc::new(numbered);
         let steps = Arc::new(Steps {
             trace: trace.clone(),
             faults: Mutex::new(Random(seed ^ 0x0bad_cafe)),
             per_mille: 0.into(),
+            witness: Witness::of(&root, scene.others.then(|| numbered.clone() as _)),
         });
         World {
             seed,
@@ -351,7 +364,7 @@ impl World {
             trace: trace.clone(),
             root,
             contents: Arc::default(),
-            backing: Arc::new(InterceptedBacking::new(Arc::new(numbered), steps.clone())),
+            backing: Arc::new(InterceptedBacking::new(numbered, steps.clone())),
             steps,
             engine: Arc::new(Memory::new()),
             made: Made::new(),
@@ -371,6 +384,7 @@ impl World {
         let meta = MetaStore::open(engine, &Options::default()).expect("opens");
         let change = |config: &mut NodeConfig| config.coherence = self.scene.coherence;
         let node = node_on(self.backing.clone(), meta, &self.contents, change);
+        self.steps.witness.follow(&node);
         // Nobody works but those who take turns.
         let closed = node.slow.close(Duration::from_secs(5));
         assert!(closed && node.writeback.flushers.close(Duration::from_secs(5)));

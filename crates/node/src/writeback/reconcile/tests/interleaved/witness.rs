@@ -1,0 +1,88 @@
+//! A witness of what workers do to files of others: none is lost that nobody here knew of.
+
+use std::sync::Weak;
+
+use super::*;
+use crate::writeback::reconcile::is_own;
+
+/// What others write begins with this.
+pub(super) const OTHERS: &str = "others ";
+
+/// Looks at the whole store before and after each operation of a worker that may take a name away.
+#[derive(Default)]
+pub(super) struct Witness {
+    node: Mutex<Weak<Node>>,
+    root: PathBuf,
+    store: Option<Arc<dyn BackingStore>>,
+    there: Mutex<HashMap<Vec<u8>, forebay_store::Attributes>>,
+}
+
+impl Witness {
+    /// Attends a run in a store, if there is one, which it asks without anybody's turn.
+    pub(super) fn of(root: &Path, store: Option<Arc<dyn BackingStore>>) -> Self {
+        Witness { root: root.to_owned(), store, ..Witness::default() }
+    }
+
+    pub(super) fn follow(&self, node: &Arc<Node>) {
+        *self.node.lock() = Arc::downgrade(node);
+    }
+
+    fn takes_names(operation: Operation) -> bool {
+        use Operation::{Commit, Limbo, Remove, Rename};
+        ROLE.get().starts_with("worker") && [Commit, Limbo, Remove, Rename].contains(&operation)
+    }
+
+    pub(super) fn before(&self, operation: Operation) {
+        if Self::takes_names(operation) {
+            let there = self.files_of_others();
+            *self.there.lock() = there;
+        }
+    }
+
+    /// Each file of others that is gone now was known here as it was: so a program has seen it, or could.
+    pub(super) fn after(&self, operation: Operation) {
+        if !Self::takes_names(operation) {
+            return;
+        }
+        let before = std::mem::take(&mut *self.there.lock());
+        if before.is_empty() {
+            return;
+        }
+        let now = self.files_of_others();
+        let Some(node) = self.node.lock().upgrade() else { return };
+        for (bytes, found) in before.iter().filter(|(bytes, _)| !now.contains_key(*bytes)) {
+            let queued = node.meta.backlog(forebay_meta::Seq(0), 1000).expect("the backlog");
+            let mut records = queued.iter().filter_map(|(_, ino)| node.meta.get(*ino).ok());
+            let known = records.any(|record| is_own(&record, found));
+            let bytes = String::from_utf8_lossy(bytes);
+            assert!(known, "{bytes:?} of others is lost unseen: {found:?}");
+        }
+    }
+
+    fn files_of_others(&self) -> HashMap<Vec<u8>, forebay_store::Attributes> {
+        let mut files = HashMap::new();
+        if let Some(store) = &self.store {
+            add_files(store, &store.root(), &self.root, &mut files);
+        }
+        files
+    }
+}
+
+fn add_files(
+    store: &Arc<dyn BackingStore>,
+    dir: &forebay_store::Dir,
+    path: &Path,
+    files: &mut HashMap<Vec<u8>, forebay_store::Attributes>,
+) {
+    for entry in fs::read_dir(path).expect("a directory").flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if path.is_dir() {
+            let below = store.open_dir(dir, &name).expect("it is there");
+            add_files(store, &below, &path, files);
+        } else if let Ok(bytes) = fs::read(&path)
+            && bytes.starts_with(OTHERS.as_bytes())
+        {
+            files.insert(bytes, store.stat(dir, &name).expect("it is there"));
+        }
+    }
+}
