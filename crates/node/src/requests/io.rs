@@ -3,8 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use forebay_meta::Teller;
-use forebay_store::Presence;
-use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::cluster::Cluster;
@@ -17,7 +15,7 @@ use crate::node::Node;
 use crate::patterns::Accessor;
 use crate::residency::Residency;
 use crate::residency::charge::STEP;
-use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
 use crate::stream::OpenStream;
@@ -71,18 +69,14 @@ impl Node {
         }
         let location = file.location_for(context)?;
         let end = offset + buffer.len() as u64;
-        if let Some(place) = &location.place {
-            let there = match &place.presence {
-                None => true,
-                Some(presence) => presence.read().is_present(offset..end),
-            };
-            if there {
-                let read = place.object.read_at(buffer, offset)?;
+        if let Some(place) = location.place() {
+            if place.is_present(offset..end) {
+                let read = place.bytes().read_at(buffer, offset)?;
                 self.metrics.bytes.of(Source::Tier).add(read as u64);
                 self.patterns.note(by, offset, read, false, true);
                 return Ok(read);
             }
-        } else if matches!(location.base, Underlay::Zeros) {
+        } else if matches!(location.base(), Underlay::Zeros) {
             return Ok(0);
         }
         if let Some(stream) = handle.stream.get().cloned() {
@@ -260,8 +254,8 @@ impl Node {
 
     /// The length of an open file whose location the caller has in hand.
     pub(crate) fn length_in(&self, file: &File, location: &DataLocation) -> Result<u64> {
-        Ok(match (&location.place, &location.base) {
-            (Some(place), _) => place.object.len()?,
+        Ok(match (location.place(), location.base()) {
+            (Some(place), _) => place.bytes().len()?,
             (None, Underlay::Spill(spill)) => spill.size_and_mtime().0,
             (None, Underlay::Zeros | Underlay::Backing(_)) => self.meta.get(file.ino)?.attr.size,
         })
@@ -282,7 +276,7 @@ impl Node {
             false => file.location.try_read(),
         };
         let Some(mut location) = look() else { return Ok(None) };
-        if location.place.is_none() {
+        if location.place().is_none() {
             if !self.residency.begins_empty(file.ino, &location)? {
                 return Ok(None);
             }
@@ -294,14 +288,13 @@ impl Node {
             let Some(again) = look() else { return Ok(None) };
             location = again;
         }
-        let Some(place) = &location.place else { return Ok(None) };
+        let Some(place) = location.place() else { return Ok(None) };
         if !waits && Residency::needs_sync_to_change(place) {
             return Ok(None);
         }
         let end = offset + data.len() as u64;
-        if let Some(presence) = &place.presence
-            && !extents_ready(presence, offset, end)
-        {
+        // A write needs nothing but present extents.
+        if place.map().is_some_and(|map| !map.is_present(offset..end) || end > map.size()) {
             return Ok(None);
         }
         if self.writeback.needs_rest_below(place) {
@@ -368,40 +361,13 @@ impl Node {
         std::thread::scope(|scope| {
             let begun = scope.spawn(|| {
                 let location = file.location.read();
-                let place = location.place.as_ref();
+                let place = location.place();
                 place.map_or(Ok(()), |place| self.residency.sync_object(file, place, true))
             });
             cluster.safeguard(file)?;
             begun.join().unwrap_or(Ok(()))?;
             self.residency.sync_file(file, data_only)
         })
-    }
-
-    /// Before the kernel writes a file without asking: whatever it makes durable by itself, also by
-    /// `msync` or for `RWF_DSYNC`, is nothing without a header that says that the object is dirty, nor
-    /// without a record of its file. An object without bytes can wait: what makes the first of them durable
-    /// makes what was done to the object before durable as well, and the name of a new file is not what
-    /// such calls promise. `durably` if each write is to last, and so the name, too.
-    pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
-        if durably {
-            return self.residency.sync_file(file, false);
-        }
-        self.residency.write_again(file)?;
-        let location = file.location.read();
-        let Some(place) = &location.place else { return Ok(()) };
-        if place.object.len()? == 0 {
-            return self.residency.note_unseen_syncs(place);
-        }
-        if !self.meta.is_surely_kept(file.ino) {
-            self.meta.sync()?;
-        }
-        self.residency.note_sync(file, place)?;
-        if let Some(seen) = place.headers.unsynced() {
-            self.residency.sync_object(file, place, false)?;
-            self.residency.settle_object(file.ino, place.tier)?;
-            place.headers.synced(seen);
-        }
-        Ok(())
     }
 
     /// Whether a close of this handle has nothing to settle: nobody writes through it.
@@ -459,13 +425,7 @@ impl Node {
 /// Whether a read may be one of a sequence that nobody has seen: what lies before it is there, or it
 /// is one of the first, which come in any order.
 fn goes_on(location: &DataLocation, offset: u64, extent: u64) -> bool {
-    let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
     let before = offset.saturating_sub(extent)..offset.saturating_sub(extent) + 1;
-    offset < extent || presence.is_some_and(|presence| presence.read().is_present(before))
-}
-
-/// Whether a write needs nothing but present extents.
-fn extents_ready(presence: &RwLock<Presence>, offset: u64, end: u64) -> bool {
-    let presence = presence.read();
-    presence.is_present(offset..end) && end <= presence.size()
+    let map = location.place().and_then(TierObject::map);
+    offset < extent || map.is_some_and(|map| map.is_present(before))
 }

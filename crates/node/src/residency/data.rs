@@ -2,7 +2,7 @@
 //! before they change, settled when the last writer has closed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
@@ -12,8 +12,6 @@ use forebay_store::{ErrorClass, Header};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 use rustix::io::Errno;
 
-use parking_lot::RwLock;
-
 use crate::config::WritebackPolicy;
 use crate::context::Context;
 use crate::defects::BackgroundKind;
@@ -22,7 +20,7 @@ use crate::failpoints::fail_at;
 use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::data_location::{
-    Charge, DataLocation, Headers, TierObject, Underlay, is_built_upon_another,
+    Charge, DataLocation, TierObject, Underlay, is_built_upon_another,
 };
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::compose;
@@ -80,11 +78,10 @@ impl Residency {
         let want = buffer.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
         let buffer = &mut buffer[..want];
         let range = offset..offset + want as u64;
-        let Some(presence) = &place.presence else {
+        if place.is_marked_whole() {
             return Ok(place.object.read_at(buffer, offset)?);
-        };
-        let mut absent = Vec::new();
-        presence.read().missing_runs(range, &mut absent);
+        }
+        let absent = place.absent(range);
         let from_tier = |from: u64, part: &mut [u8]| {
             let read = place.object.read_at(part, from)?;
             part[read..].fill(0);
@@ -93,7 +90,7 @@ impl Residency {
         };
         let from_base = |from: u64, part: &mut [u8]| {
             // Others may have changed it in place, and what is here was written over what it was.
-            let read = match place.dirty.load(Ordering::Acquire) {
+            let read = match place.is_dirty() {
                 true => self.read_known_base(file, &location.base, from, part)?,
                 false => self.read_base(file, &location.base, from, part)?,
             };
@@ -195,19 +192,11 @@ impl Residency {
                     self.forget_resident(ino, None);
                     return Ok(None);
                 }
-                map => map?.map(RwLock::new),
+                map => map?,
             },
         };
-        let place = TierObject {
-            tier: resident.tier,
-            object,
-            presence,
-            charge: Charge::new(resident.charged, 0),
-            dirty: AtomicBool::new(resident.dirty),
-            passed: AtomicBool::new(false),
-            headers: Headers::default(),
-        };
-        Ok(Some(place))
+        let charge = Charge::new(resident.charged, 0);
+        Ok(Some(TierObject::new(resident.tier, object, presence, charge, resident.dirty)))
     }
 
     /// The spill file of a file, or what became of it.
@@ -280,7 +269,7 @@ impl Residency {
 
     /// Whether [`Residency::mark_dirty`] has to wait for the tier's device.
     pub(crate) fn needs_sync_to_change(place: &TierObject) -> bool {
-        !place.dirty.load(Ordering::Acquire)
+        !place.is_dirty()
             && place.is_marked_whole()
             && place.object.len().is_ok_and(|len| len > 0)
     }
@@ -294,11 +283,11 @@ impl Residency {
         if file.gone.get().is_some() {
             return Err(Errno::STALE.into());
         }
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             return Ok(());
         }
         let _growing = place.charge.growing.lock();
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             return Ok(());
         }
         let record = self.meta.get(file.ino)?;
@@ -330,7 +319,7 @@ impl Residency {
         let resident = Resident {
             tier: place.tier,
             whole: place.is_marked_whole(),
-            dirty: place.dirty.load(Ordering::Acquire),
+            dirty: place.is_dirty(),
             charged: place.charge.bytes(),
         };
         self.residents.set(ino.0, resident);
@@ -370,7 +359,7 @@ impl Residency {
     pub(crate) fn settle_by(&self, file: &FileRef, deadline: Option<Instant>) -> Result<bool> {
         if let Some(location) = file.location.try_write()
             && let Some(place) = &location.place
-            && place.dirty.load(Ordering::Acquire)
+            && place.is_dirty()
         {
             self.true_up(file, place)?;
             // Nobody writes, opens or closes it now.
@@ -387,7 +376,7 @@ impl Residency {
         };
         let one_at_a_time = file.times.lock();
         let (size, mtime) = match (&location.place, &location.base) {
-            (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
+            (Some(place), _) if place.is_dirty() => {
                 let stat = place.object.stat()?;
                 (stat.size, stat.mtime)
             }
@@ -472,7 +461,7 @@ impl Residency {
     /// Before an object counts as clean, and its size and time as those of the record: whoever has
     /// closed the file may not have come to settle it yet, and finds nothing to do then.
     pub(crate) fn settle_before_clean(&self, file: &File, place: &TierObject) -> Result<()> {
-        if !place.dirty.load(Ordering::Acquire) {
+        if !place.is_dirty() {
             return Ok(());
         }
         let one_at_a_time = file.times.lock();
@@ -618,7 +607,7 @@ impl Residency {
         }
         if let Some((file, Some(location))) = &location {
             let stat = match (&location.place, &location.base) {
-                (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
+                (Some(place), _) if place.is_dirty() => place.object.stat().ok(),
                 (None, Underlay::Spill(spill)) => {
                     let (size, mtime) = spill.size_and_mtime();
                     show_written(&mut attr, size, mtime);

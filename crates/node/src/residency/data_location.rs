@@ -30,16 +30,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_store::{BackingFile, Header, Object, Presence};
+use forebay_store::{BackingFile, Bytes, Header, Object, Presence};
 use forebay_types::Fingerprint;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::Result;
 use crate::residency::data::BLOCK;
 use crate::residency::overlay::Spill;
 
 /// Where the bytes of one file are.
-#[derive(Default)]
 pub struct DataLocation {
     /// Whether the rest was looked up since the file came into use.
     pub loaded: bool,
@@ -69,7 +68,115 @@ pub struct TierObject {
     pub headers: Headers,
 }
 
+impl DataLocation {
+    /// That of a file that comes into use, and is not looked up yet.
+    pub(super) fn unknown() -> Self {
+        DataLocation { loaded: false, place: None, base: Underlay::Zeros }
+    }
+
+    /// The object on a tier, if there is one.
+    pub(crate) fn place(&self) -> Option<&TierObject> {
+        self.place.as_ref()
+    }
+
+    /// What the bytes are that the object does not hold.
+    pub(crate) fn base(&self) -> &Underlay {
+        &self.base
+    }
+
+    /// Whether it was looked up since the file came into use.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded
+    }
+
+    /// Whether bytes of the file are in a spill file.
+    pub(crate) fn is_spilled(&self) -> bool {
+        matches!(self.base, Underlay::Spill(_))
+    }
+}
+
 impl TierObject {
+    /// An object that nobody has in use yet.
+    pub(super) fn new(
+        tier: u8,
+        object: Arc<dyn Object>,
+        map: Option<Presence>,
+        charge: Charge,
+        dirty: bool,
+    ) -> Self {
+        TierObject {
+            tier,
+            object,
+            presence: map.map(RwLock::new),
+            charge,
+            dirty: dirty.into(),
+            passed: false.into(),
+            headers: Headers::default(),
+        }
+    }
+
+    /// Which tier, 0 the fastest.
+    pub(crate) fn tier(&self) -> u8 {
+        self.tier
+    }
+
+    /// Its bytes, to be read. Whoever changes them says so before ([`Residency`](super::Residency)).
+    pub(crate) fn bytes(&self) -> &dyn Bytes {
+        &*self.object
+    }
+
+    /// As [`Self::bytes`], for who has not got the file in hand.
+    pub(crate) fn shared_bytes(&self) -> Arc<dyn Bytes> {
+        self.object.clone()
+    }
+
+    /// What the object says of itself.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub(crate) fn header(&self) -> Result<Header> {
+        Ok(self.object.header()?)
+    }
+
+    /// Whether the object has bytes that the backing store lacks, or may get some at any moment.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// The map of an object that is not marked whole.
+    pub(crate) fn map(&self) -> Option<RwLockReadGuard<'_, Presence>> {
+        self.presence.as_ref().map(RwLock::read)
+    }
+
+    /// Whether every byte of a range is in the object.
+    pub(crate) fn is_present(&self, range: Range<u64>) -> bool {
+        self.map().is_none_or(|map| map.is_present(range))
+    }
+
+    /// What of a range is not in the object, and has to be read from below.
+    pub(crate) fn absent(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut absent = Vec::new();
+        if let Some(map) = self.map() {
+            map.missing_runs(range, &mut absent);
+        }
+        absent
+    }
+
+    /// The kernel reads the object by itself from now on.
+    pub(crate) fn note_passed(&self) {
+        self.passed.store(true, Ordering::Release);
+    }
+
+    /// Whether the object is not known to be durable as its header says.
+    pub(crate) fn has_unsynced_header(&self) -> bool {
+        self.headers.unsynced().is_some()
+    }
+
+    /// How much of a range is not charged to its tier yet.
+    pub(crate) fn unpaid(&self, range: Range<u64>) -> u64 {
+        self.charge.unpaid(range)
+    }
+
     /// Whether the header says that the object has all bytes. No map counts then, and none is to be kept
     /// up to date: this is what lets the kernel have the object.
     pub fn is_marked_whole(&self) -> bool {
@@ -79,17 +186,13 @@ impl TierObject {
     /// Whether the object has all bytes. Its map may be in use still: until it was made durable that
     /// they are there, and as long as a spill file lies below.
     pub fn has_all_bytes(&self) -> bool {
-        self.presence.as_ref().is_none_or(|presence| presence.read().is_whole())
+        self.map().is_none_or(|map| map.is_whole())
     }
 
     /// Whether bytes of the file are neither in the object nor zeros, but those of a version below. An
     /// object may lack extents and no bytes: those beyond the end of what lies below.
     pub fn lacks_bytes(&self) -> bool {
-        self.presence.as_ref().is_some_and(|presence| {
-            let (presence, mut missing) = (presence.read(), Vec::new());
-            presence.missing_runs(0..presence.size(), &mut missing);
-            !missing.is_empty()
-        })
+        !self.absent(0..u64::MAX).is_empty()
     }
 }
 

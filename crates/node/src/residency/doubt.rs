@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{MetaStore, Queue, Record};
 use forebay_store::backing::{Access, Dir};
-use forebay_store::{Attributes, BackingFile, BackingStore, Object, Tier};
+use forebay_store::{Attributes, BackingFile, BackingStore, Bytes, Tier};
 use forebay_types::{FileKind, Fingerprint};
 
 use crate::error::Result;
@@ -108,7 +108,7 @@ fn place_below<'p>(backing: &dyn BackingStore, path: &'p [u8]) -> Result<Option<
 
 /// Whether an object has the bytes of a file in the backing store in a range.
 pub(crate) fn is_equal(
-    object: &dyn Object,
+    object: &dyn Bytes,
     file: &dyn BackingFile,
     range: Range<u64>,
 ) -> Result<bool> {

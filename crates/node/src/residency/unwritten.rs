@@ -17,7 +17,6 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::Ordering;
 
 use forebay_meta::Record;
 use forebay_store::backing::Access;
@@ -79,7 +78,7 @@ impl Residency {
     pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &TierObject) -> Result<()> {
         // Before all that is looked at: what others change after the first look is newer.
         let now = clock::wall_time();
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             return Ok(());
         }
         file.clean_as.lock().take();
@@ -175,10 +174,9 @@ impl Residency {
                 let now = self.backing.stat(target.dir, name)?.fingerprint();
                 return Ok(now.same_content(&expect).then_some(now));
             }
-            let clean = based && !place.dirty.load(Ordering::Acquire);
-            let spilled = matches!(location.base, Underlay::Spill(_));
+            let clean = based && !place.is_dirty();
             // What was announced may be there already.
-            if spilled
+            if location.is_spilled()
                 || header.pending.is_some()
                 || !clean && !self.may_be_published(record, place)?
             {

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_meta::{Attr, BytesHere, Error as MetaError, Found, Link, Record, Refreshed, Vanished};
@@ -126,8 +125,8 @@ impl Writeback {
     /// Whether only a part of a file is here, unchanged, so that the rest is below, where others may have
     /// put another version.
     pub(crate) fn needs_rest_below(&self, place: &TierObject) -> bool {
-        place.presence.is_some()
-            && !place.dirty.load(Ordering::Acquire)
+        !place.is_marked_whole()
+            && !place.is_dirty()
             && !self.residency.peers.is_clustered()
             && self.config.coherence == Coherence::Open
             && !self.imports.health.is_unresponsive()
@@ -145,7 +144,7 @@ impl Writeback {
         location: &DataLocation,
         place: &TierObject,
     ) -> Result<()> {
-        let Underlay::Backing(opened) = &location.base else { return Ok(()) };
+        let Underlay::Backing(opened) = location.base() else { return Ok(()) };
         if !self.needs_rest_below(place) {
             return Ok(());
         }
