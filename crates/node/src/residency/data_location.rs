@@ -1,30 +1,6 @@
 //! Where a file's bytes are: an object on a tier, and the underlay that fills its gaps.
 //!
-//! A file is in one of these states, and leaves it by the transitions named, which have the location for
-//! themselves, or hold `Charge::growing` where they only mark. Beside them, write-back lets go of a spill
-//! file that it has published and cuts a file that is below alone (`writeback/flush.rs`, `in_place.rs`), and
-//! recovery and other nodes' take-overs put in place what was left (`lifecycle/`, `cluster/redundancy/`).
-//!
-//! | State | Object, its header | Underlay | Goes to |
-//! |---|---|---|---|
-//! | below | none | the version below, or zeros | partial: `begin_partial`; whole: `ensure_place` of a file without bytes; spilled: `ensure_spill` |
-//! | partial, clean | map, clean | the version below | whole: `finish_if_whole`; partial, dirty: `mark_dirty`; below: `evict` |
-//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`; partial: `evict_tail`; below: `evict` |
-//! | partial, dirty | map, dirty | the version that its header names | whole, dirty: `finish_if_whole`; partial, clean: `mark_clean`; spilled: `evacuate` |
-//! | whole, dirty | no map, dirty | none | whole, clean: `mark_clean`; spilled: `evacuate`; empty: `change_length` |
-//! | spilled | none, or what was yielded to a spill file | a spill file over the version below | below: write-back publishes the spill file, `let_go_of_spill`; empty: `change_length` |
-//! | lost | none, and the record says dirty | none that counts | whole: `replace_lost`, by a change of the length to 0 |
-//!
-//! An object in any state but "spilled" moves between tiers (`move_object`) and keeps its state.
-//!
-//! Invariants:
-//! - An object whose header says clean has, in each extent that is there, the bytes of the version below.
-//!   The random tests compare them after each step.
-//! - A byte changes only after the header says dirty, and the map too, if there is one (`changes.rs`).
-//! - The record never says that a file is longer than what is there, and follows the object when the last
-//!   writer closes (`settle`): until then the header alone knows of the changes.
-//! - A file that others have taken away below stays as it is for those who have it open (`File::gone`), and
-//!   nothing makes it dirty any more.
+//! `state.rs` has the states that this makes, and who changes them. Rooms above read it here.
 
 use std::ops::Range;
 use std::sync::Arc;

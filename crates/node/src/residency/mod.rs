@@ -79,6 +79,7 @@ pub(crate) mod room;
 pub(crate) mod seams;
 pub(crate) mod shares;
 pub(crate) mod spill;
+mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
 pub(crate) mod unwritten;
