@@ -83,6 +83,7 @@ mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
 pub(crate) mod unwritten;
+pub(crate) mod written_back;
 
 /// Files looked at for those that are dirty longest; more are only counted.
 pub(crate) const LOOKED_AT: usize = 2000;
