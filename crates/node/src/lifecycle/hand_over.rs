@@ -246,14 +246,12 @@ impl Node {
 
     fn take_over_object(&self, object: &ResidentObject) -> Result<()> {
         let &ResidentObject { ino, tier, whole, dirty, charged } = object;
-        let (Ok(index), Some(slot)) = (u8::try_from(tier), self.residency.tiers.get(tier as usize))
-        else {
+        let known = u8::try_from(tier).ok();
+        let known = known.filter(|tier| usize::from(*tier) < self.residency.tiers.len());
+        let Some(tier) = known else {
             return Err(NodeError::Config(format!("there is no tier number {tier}")));
         };
-        slot.room.force(charged);
-        let resident = Resident { tier: index, whole, dirty, charged };
-        self.residency.residents.set(ino, resident);
-        self.tell_steward(ino, resident);
+        self.residency.found_on_tier(Ino(ino), Resident { tier, whole, dirty, charged });
         Ok(())
     }
 
@@ -274,23 +272,20 @@ impl Node {
         opens.count += 1;
         opens.writers += u32::from(open.write);
         opens.handles.push(open.fh);
-        let place = location.place.as_ref();
-        let here = place.map_or(0, |place| object_id(place.object.fd()));
+        let place = location.place();
+        let here = place.map_or(0, |place| object_id(place.bytes().fd()));
         let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false };
         let registered = mode.registration().map(|id| (id, open.bypass, open.object));
         opens.adopt(open.alias(), how, registered, here)?;
         if let (Some((_, false, _)), Some(place)) = (registered, place) {
-            place.passed.store(true, Ordering::Release);
-            if open.write {
-                self.residency.mark_dirty(&file, place)?;
-            }
+            self.residency.take_over_passed(&file, place, open.write)?;
         }
         if open.write {
             file.count_write();
         }
-        let promised = location.place.as_ref().zip(open.promised).and_then(|(place, bytes)| {
-            let room = &self.residency.tiers[usize::from(place.tier)].room;
-            room.promise(bytes).then_some((place.tier, bytes))
+        let promised = location.place().zip(open.promised).and_then(|(place, bytes)| {
+            let room = &self.residency.tiers[usize::from(place.tier())].room;
+            room.promise(bytes).then_some((place.tier(), bytes))
         });
         if opens.count == 1 {
             self.residency.decide_later(Event::Busy { object: Ino(open.ino) });

@@ -5,8 +5,6 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use forebay_core::steward::Event;
-use forebay_core::unit;
 use forebay_meta::{Link, Queue, Record, Seq};
 use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
@@ -271,11 +269,9 @@ impl Node {
         slot.tier.list(&mut |ino, header| {
             match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
                 Ok(Fate::Resident(resident)) => {
-                    slot.room.force(resident.charged);
-                    self.residency.residents.set(ino, resident);
+                    self.residency.found_on_tier(Ino(ino), resident);
                     recovered.objects += 1;
                     recovered.dirty += u64::from(resident.dirty);
-                    self.tell_steward(ino, resident);
                 }
                 Ok(Fate::Removed) => {
                     recovered.removed += 1;
@@ -297,24 +293,6 @@ impl Node {
             ControlFlow::Continue(())
         })?;
         failed.map_or(Ok(()), Err)
-    }
-
-    /// Its decisions wait until all is read: an object that moves to a tier before that one is looked
-    /// at would be taken for the rest of a move.
-    pub(crate) fn tell_steward(&self, ino: u64, resident: Resident) {
-        let object = Ino(ino);
-        let tier = unit::Tier(resident.tier);
-        self.residency.decide_later(Event::Resident {
-            object,
-            tier,
-            bytes: unit::Bytes(resident.charged),
-        });
-        if resident.dirty {
-            self.residency.decide_later(Event::Dirty { object });
-        }
-        if self.meta.get(Ino(ino)).is_ok_and(|record| record.pinned) {
-            self.residency.decide_later(Event::Pinned { object });
-        }
     }
 
     /// One object: what it is to the namespace, and what becomes of it.

@@ -82,6 +82,7 @@ pub(crate) mod spill;
 mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
+mod taken_over;
 pub(crate) mod unwritten;
 pub(crate) mod written_back;
 
