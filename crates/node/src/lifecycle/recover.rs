@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use forebay_meta::{Link, Queue, Record, Seq};
+use forebay_meta::{Link, Record, Seq};
 use forebay_store::{Attributes, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
@@ -16,7 +16,6 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::residency::aside::Evidence;
-use crate::residency::data::show_written;
 use crate::residency::doubt;
 use crate::residency::removals::tell_displaced;
 use crate::residency::residents::Resident;
@@ -614,11 +613,7 @@ impl Node {
         }
         // It must not take the place of a version that it was to replace.
         self.writeback.set_aside_if_cut(record, 0)?;
-        self.meta.update(record.ino, None, |record| {
-            record.attr.size = 0;
-            Queue::Yes
-        })?;
-        Ok(())
+        self.residency.nothing_is_left(record.ino)
     }
 
     /// An object that was being written: its size and times count, and it goes to the backlog. If a
@@ -631,25 +626,13 @@ impl Node {
         object: &dyn Object,
         trusted: bool,
     ) -> Result<()> {
-        let stat = object.stat()?;
         if !trusted && !counts(header, object, record.attr.size)? {
             self.writeback.set_aside_if_cut(record, surely_there(header, object)?)?;
         }
         // With the name that it has now.
         let record = &*self.residency.as_seen_here(&self.meta.get(record.ino)?);
         let published = self.published_meanwhile(record, header)?;
-        self.meta.update(record.ino, None, |record| {
-            show_written(&mut record.attr, stat.size, stat.mtime);
-            record.mark_dirty();
-            if let Some(fingerprint) = published {
-                record.backing.fingerprint = Some(fingerprint);
-            }
-            Queue::Yes
-        })?;
-        if !header.dirty {
-            object.set_header(&Header { dirty: true, writing: true, ..header.clone() })?;
-        }
-        Ok(())
+        self.residency.found_dirty(record.ino, header, object, published)
     }
 
     /// The version in the backing store that a flush of this object made, if it is there: the one
@@ -744,12 +727,7 @@ impl Node {
                 self.writeback
                     .set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
             }
-            self.meta.update(ino, None, |record| {
-                let mtime = spill.mtime_known_by(&record.attr);
-                show_written(&mut record.attr, size, mtime);
-                record.mark_dirty();
-                Queue::Yes
-            })?;
+            self.residency.found_spilled(&record, &spill)?;
         }
         Ok(usable)
     }

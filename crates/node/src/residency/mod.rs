@@ -73,6 +73,7 @@ pub(crate) mod inode_alias;
 pub(crate) mod overlay;
 pub(crate) mod prefetch;
 mod published_spill;
+pub(crate) mod recovered;
 pub(crate) mod removals;
 pub(crate) mod residents;
 pub(crate) mod room;
