@@ -14,34 +14,34 @@ use crate::error::Result;
 use crate::residency::data::BLOCK;
 use crate::residency::overlay::Spill;
 
-/// Where the bytes of one file are.
+/// Where the bytes of one file are. Only residency makes and changes it.
 pub struct DataLocation {
     /// Whether the rest was looked up since the file came into use.
-    pub loaded: bool,
+    pub(super) loaded: bool,
     /// The object on a tier, if any.
-    pub place: Option<TierObject>,
+    pub(super) place: Option<TierObject>,
     /// What the bytes are that the object does not hold.
-    pub base: Underlay,
+    pub(super) base: Underlay,
 }
 
 /// An object on a tier.
 pub struct TierObject {
     /// Which tier, 0 the fastest.
-    pub tier: u8,
+    pub(super) tier: u8,
     /// The object. The node holds this one descriptor of it, so that a lease can prove that
     /// nobody else has it open or mapped.
-    pub object: Arc<dyn Object>,
+    pub(super) object: Arc<dyn Object>,
     /// Which extents are there; `None` once the header says that all are ([`Self::is_marked_whole`]).
-    pub presence: Option<RwLock<Presence>>,
+    pub(super) presence: Option<RwLock<Presence>>,
     /// What it takes up of its tier's room.
-    pub charge: Charge,
+    pub(super) charge: Charge,
     /// Whether the header says dirty.
-    pub dirty: AtomicBool,
+    pub(super) dirty: AtomicBool,
     /// Whether the kernel was given the object for passthrough since it is in use: programs may
     /// read it, or have it mapped, without asking.
-    pub passed: AtomicBool,
+    pub(super) passed: AtomicBool,
     /// What of its header is durable.
-    pub headers: Headers,
+    pub(super) headers: Headers,
 }
 
 impl DataLocation {
@@ -241,7 +241,7 @@ impl TierObject {
     ///
     /// # Errors
     /// What the tier says.
-    pub fn set_header(&self, header: &Header) -> Result<()> {
+    pub(super) fn set_header(&self, header: &Header) -> Result<()> {
         let set = self.object.set_header(header);
         self.headers.hear_synced(set.is_ok() && header.synced);
         // After it: a sync that does not see this one is repeated. And after a failure, too.

@@ -5,6 +5,9 @@
 //! file is clean, dirty or resident. It knows no requests, no names, no streams and no other nodes: what
 //! it has to ask of those who stand on it is in [`seams`].
 //!
+//! - `state.rs`: whether a file is clean, dirty or resident, with the table of all transitions;
+//!   `changes.rs`, `written_back.rs`, `taken_over.rs`, `recovered.rs`: those by programs, by
+//!   write-back, between nodes and daemons, and at a start.
 //! - `data_location.rs`, `data.rs`, `residents.rs`: where the bytes of a file are, and what lies on
 //!   the tiers; `files.rs`: files in use.
 //! - `room.rs`, `charge.rs`, `shares.rs`: what objects are charged, and what users may take.

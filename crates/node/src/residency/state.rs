@@ -1,25 +1,35 @@
 //! Whether a file is clean, dirty or resident: its states, and the transitions by which it leaves them.
 //!
+//! What says it are the header of its object and its map, the entry in [`Residents`](super::residents), the
+//! data location while the file is in use, and its record. Nobody but this room changes the first three: the
+//! compiler sees to that. Nor does anybody else in the node say of a record that it is dirty, clean or spilled:
+//! `cargo xtask tidy` sees to that.
+//!
 //! A file is in one of these states, and leaves it by the transitions named, which have the location for
-//! themselves, or hold `Charge::growing` where they only mark. Beside them, write-back lets go of a spill
-//! file that it has published and cuts a file that is below alone (`writeback/flush.rs`, `in_place.rs`), and
-//! recovery and other nodes' take-overs put in place what was left (`lifecycle/`, `cluster/redundancy/`).
+//! themselves, or hold `Charge::growing` where they only mark.
 //!
 //! | State | Object, its header | Underlay | Goes to |
 //! |---|---|---|---|
-//! | below | none | the version below, or zeros | partial: `begin_partial`; whole: `ensure_place` of a file without bytes; spilled: `ensure_spill` |
-//! | partial, clean | map, clean | the version below | whole: `finish_if_whole`; partial, dirty: `mark_dirty`; below: `evict` |
-//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`; partial: `evict_tail`; below: `evict` |
-//! | partial, dirty | map, dirty | the version that its header names | whole, dirty: `finish_if_whole`; partial, clean: `mark_clean`; spilled: `evacuate` |
-//! | whole, dirty | no map, dirty | none | whole, clean: `mark_clean`; spilled: `evacuate`; empty: `change_length` |
-//! | spilled | none, or what was yielded to a spill file | a spill file over the version below | below: write-back publishes the spill file, `let_go_of_spill`; empty: `change_length` |
-//! | lost | none, and the record says dirty | none that counts | whole: `replace_lost`, by a change of the length to 0 |
+//! | below | none | the version below, or zeros | partial: `begin_partial`; whole: `fetch_whole`; whole, dirty: `ensure_place` of a file without bytes, `adopt_object`; spilled: `ensure_spill`; below: `was_cut_below` |
+//! | partial, clean | map, clean | the version below | whole: `finish_if_whole`; partial, dirty: `mark_dirty`; below: `evict`, `drop_copy`, `forget_copy`, `make_way` |
+//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`; partial: `evict_tail`; below: `evict`, `drop_copy`, `forget_copy`, `make_way` |
+//! | partial, dirty | map, dirty | the version that its header names | whole, dirty: `finish_if_whole`; partial, clean: `become_published`; spilled: `evacuate`; set aside: `make_way` |
+//! | whole, dirty | no map, dirty | none | whole, clean: `become_published`, or `settle` if nobody has written; spilled: `evacuate`; partial, dirty, spilled: `write_around`; empty: `change_length`; set aside: `make_way` |
+//! | spilled | none, or what was yielded to a spill file | a spill file over the version below | below, or what is on the tier: `spill_published`; empty: `change_length` |
+//! | lost | none, and the record says dirty | none that counts | whole: `replace_lost`, by a change of the length to 0; below: `give_up_lost` |
 //!
-//! An object in any state but "spilled" moves between tiers (`move_object`) and keeps its state.
+//! An object in any state but "spilled" moves between tiers (`move_object`) and keeps its state. A file that is
+//! removed loses everything (`discard_data`). At a start each object that counts is entered by
+//! `found_on_tier`, after `found_dirty`, `found_spilled`, `follow_version` or `nothing_is_left` has brought
+//! its record in line with it; a daemon that takes over from one at rest enters what that hands on.
+//!
+//! Where the transitions are: those of programs' changes in `changes.rs`, of bytes that come, go past the tiers
+//! and leave in `fetch.rs`, `spill.rs`, `evict.rs` and `data.rs`, of write-back in `written_back.rs`, of files
+//! that other nodes write or take in `taken_over.rs`, of starts in `recovered.rs`. Here is what they are made of.
 //!
 //! Invariants:
 //! - An object whose header says clean has, in each extent that is there, the bytes of the version below.
-//!   The random tests compare them after each step.
+//!   The random tests compare them after each step (`tests/tests/mount_clean.rs`).
 //! - A byte changes only after the header says dirty, and the map too, if there is one (`changes.rs`).
 //! - The record never says that a file is longer than what is there, and follows the object when the last
 //!   writer closes (`settle`): until then the header alone knows of the changes.
@@ -54,7 +64,7 @@ impl Residency {
     /// A header that says dirty makes the object what counts. So the bytes that it was fetched with,
     /// or that were written back from it, are durable before: else a power cut would leave them as
     /// zeros in place of those that the backing store has. (A map knows which of them are.)
-    pub(crate) fn mark_dirty(&self, file: &File, place: &TierObject) -> Result<()> {
+    pub(super) fn mark_dirty(&self, file: &File, place: &TierObject) -> Result<()> {
         if file.gone.get().is_some() {
             return Err(Errno::STALE.into());
         }
@@ -90,7 +100,7 @@ impl Residency {
     }
 
     /// The object equals the backing store's version (`base`, or the one it had before).
-    pub(crate) fn mark_clean(
+    pub(super) fn mark_clean(
         &self,
         file: &File,
         place: &TierObject,
@@ -121,7 +131,7 @@ impl Residency {
     }
 
     /// Enters an object into the residency index as it is now.
-    pub(crate) fn set_resident(&self, ino: Ino, place: &TierObject) {
+    pub(super) fn set_resident(&self, ino: Ino, place: &TierObject) {
         let resident = Resident {
             tier: place.tier,
             whole: place.is_marked_whole(),
@@ -133,7 +143,7 @@ impl Residency {
 
     /// Takes an object out of the residency index and gives its room back: what it is charged now,
     /// if the file is in use.
-    pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&TierObject>) {
+    pub(super) fn forget_resident(&self, ino: Ino, place: Option<&TierObject>) {
         if let Some(resident) = self.residents.remove(ino.0) {
             let charged = place.map_or(resident.charged, |place| place.charge.bytes());
             if !self.leave_to_kernel(ino, place, (resident.tier, charged)) {
@@ -161,7 +171,7 @@ impl Residency {
 
     /// Changes the header of an object. Others may want to at the same time, under the read lock of
     /// the location as well, and neither change may be lost.
-    pub(crate) fn edit_header(
+    pub(super) fn edit_header(
         &self,
         place: &TierObject,
         edit: impl FnOnce(&mut Header) -> Result<()>,
@@ -173,7 +183,7 @@ impl Residency {
     }
 
     /// The header that an object of this file should carry.
-    pub(crate) fn header_for(&self, record: &Record, whole: bool, dirty: bool) -> Header {
+    pub(super) fn header_for(&self, record: &Record, whole: bool, dirty: bool) -> Header {
         let path = self.meta.path(record.ino).ok().flatten().unwrap_or_default();
         let cut = path.len().saturating_sub(Header::PATH_MAX);
         Header {
