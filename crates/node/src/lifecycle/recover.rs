@@ -676,7 +676,7 @@ impl Node {
     /// What was noted of spill files goes with them. A daemon that is killed after it has removed one, and
     /// before that is noted, leaves the note. (In a cluster it may be of another node's.)
     fn dismiss_spill_notes(&self) -> Result<()> {
-        if self.cluster.is_some() {
+        if !self.residency.peers.changes_namespace_alone() {
             return Ok(());
         }
         for ino in self.residency.noted_spills()? {

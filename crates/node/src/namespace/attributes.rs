@@ -102,9 +102,9 @@ impl Node {
 
     /// The record of an inode: in a cluster as it is now, whatever is cached.
     pub(crate) fn record_now(&self, ino: Ino) -> Result<Arc<Record>> {
-        Ok(match self.cluster {
-            Some(_) => self.meta.get_now(ino)?,
-            None => self.meta.get(ino)?,
+        Ok(match self.residency.peers.changes_namespace_alone() {
+            true => self.meta.get(ino)?,
+            false => self.meta.get_now(ino)?,
         })
     }
 

@@ -127,7 +127,7 @@ impl Node {
     ) -> Result<Found> {
         self.check_new_name(dir, name)?;
         // Between nodes the commit finds out whether the name is free: to look first is a round trip.
-        let mut looks = !self.is_clustered() || !self.meta.is_listed(dir);
+        let mut looks = self.residency.peers.changes_namespace_alone() || !self.meta.is_listed(dir);
         loop {
             if looks && let Some(record) = self.writeback.find(context, dir, name)? {
                 return Ok(Found::Existing(record));
@@ -311,8 +311,8 @@ impl Node {
     /// `ENOENT`, `EISDIR`.
     pub fn unlink(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<()> {
         // Between nodes the commit finds out what the name means now.
-        let believed =
-            if self.is_clustered() { self.meta.lookup_believed(dir, name) } else { None };
+        let alone = self.residency.peers.changes_namespace_alone();
+        let believed = if alone { None } else { self.meta.lookup_believed(dir, name) };
         let old = believed.is_some();
         let mut record = match believed.filter(|record| !record.is_directory()) {
             Some(record) => record,

@@ -552,7 +552,7 @@ impl Node {
     ) -> (OpenMode, Option<(u8, u64)>) {
         let refused = || (self.served(RefusalReason::NotResident, true, false), None);
         let unseen = self.config.throttle.is_none() && self.streams.is_none();
-        let unseen = unseen && self.config.read_only && !self.is_clustered();
+        let unseen = unseen && self.config.read_only && self.residency.peers.judges_store_alone();
         if !matches!(location.base(), Underlay::Backing(_)) || !unseen {
             return refused();
         }

@@ -116,7 +116,7 @@ impl Residency {
         location.base = if record.spilled {
             self.spill_base(file, &record)?
         } else if has_version && (location.place.is_some() || !emptied)
-            || !self.peers.is_clustered() && is_built_upon_another(location.place.as_ref())?
+            || self.peers.judges_store_alone() && is_built_upon_another(location.place.as_ref())?
         {
             Underlay::backing()
         } else {

@@ -249,7 +249,7 @@ impl Residency {
     /// An opened backing file must be of the version that is known, in a cluster of that which lies on
     /// the tier beside it.
     pub(crate) fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        if !self.peers.is_clustered() {
+        if self.peers.judges_store_alone() {
             return self.above.check_known_version(ino, opened);
         }
         let clean = self.residents.get(ino.0).filter(|resident| !resident.dirty);

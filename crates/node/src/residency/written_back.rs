@@ -255,7 +255,7 @@ impl Residency {
             && !record.differs()
             && !record.links.is_empty()
             && record.backing.fingerprint.is_some_and(|known| known.size == record.attr.size)
-            && !self.peers.is_clustered()
+            && self.peers.may_write_below()
     }
 
     /// Such a file was cut there, durably, and is as `found` now.

@@ -416,7 +416,7 @@ impl Writeback {
     /// A version that is about to be published, if a program has the file open to write.
     fn to_be_held(&self, file: &File, temporary: &Temporary) -> Option<Arc<dyn BackingFile>> {
         // In a cluster it may come to be another node's to write.
-        let is_written = file.opens.lock().writers > 0 && !self.residency.peers.is_clustered();
+        let is_written = file.opens.lock().writers > 0 && self.residency.peers.may_write_below();
         is_written.then(|| temporary.file().reopened().ok()).flatten()
     }
 

@@ -98,7 +98,7 @@ impl Writeback {
     /// As [`Writeback::check_known_version`]; what the backing store says.
     pub(crate) fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         let record = self.meta.get(ino)?;
-        let is_changed_here = !self.residency.peers.is_clustered()
+        let is_changed_here = self.residency.peers.judges_store_alone()
             && (record.differs() || self.residency.is_unsettled(ino));
         if is_changed_here && !has_version(&record) {
             return Err(self.found_rest_gone(ino));
@@ -127,7 +127,7 @@ impl Writeback {
     pub(crate) fn needs_rest_below(&self, place: &TierObject) -> bool {
         !place.is_marked_whole()
             && !place.is_dirty()
-            && !self.residency.peers.is_clustered()
+            && self.residency.peers.judges_store_alone()
             && self.config.coherence == Coherence::Open
             && !self.imports.health.is_unresponsive()
     }
@@ -163,7 +163,7 @@ impl Writeback {
     /// that was taken over, so that what has failed may be tried again.
     pub(crate) fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
         matches!(error, NodeError::Posix(Errno::STALE))
-            && !self.residency.peers.is_clustered()
+            && self.residency.peers.judges_store_alone()
             && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(Some(_)))
     }
 
@@ -291,7 +291,7 @@ impl Writeback {
         let stays = || self.residency.is_held(ino) && !self.residency.is_unsettled(ino);
         let known = record.backing.fingerprint;
         let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint))
-            && !self.residency.peers.is_clustered();
+            && self.residency.peers.judges_store_alone();
         if found.attr.kind != record.attr.kind || is_another && (is_special || stays()) {
             // Another object of the same name: the old one is gone.
             if let Some(link) = record.links.first() {
@@ -684,7 +684,7 @@ impl Writeback {
     fn is_given_away(&self, record: &Record, found: &Found) -> Result<bool> {
         let Some(known) = record.backing.fingerprint else { return Ok(false) };
         // What leaves a listed directory of a cluster does not come in again.
-        let takes_over = !record.is_directory() && !self.residency.peers.is_clustered();
+        let takes_over = !record.is_directory() && self.residency.peers.judges_store_alone();
         if !takes_over || known.same_inode(&found.fingerprint) {
             return Ok(false);
         }

@@ -105,9 +105,9 @@ impl Writeback {
         if is_reserved(OsStr::from_bytes(name), dir == Ino::ROOT) {
             return Ok(None);
         }
-        let hit = match self.residency.peers.is_clustered() {
-            true => self.meta.lookup_now(dir, name)?,
-            false => self.meta.lookup(dir, name)?,
+        let hit = match self.residency.peers.changes_namespace_alone() {
+            true => self.meta.lookup(dir, name)?,
+            false => self.meta.lookup_now(dir, name)?,
         };
         if hit.is_some() && self.directory_is_fresh(dir) {
             return Ok(hit);
@@ -159,7 +159,7 @@ impl Writeback {
         }
         context.wait()?;
         let (record, xattrs) = self.xattrs_at_rest(ino)?;
-        if self.residency.peers.is_clustered() {
+        if !self.residency.peers.changes_namespace_alone() {
             self.meta.xattr_replace_all(ino, &xattrs)?;
             return Ok(());
         }

@@ -134,7 +134,7 @@ impl DataSide for Tiers {
         // Nobody will write the bytes of removed files that are still in use.
         let orphans = match writeback.meta.counts().orphans {
             // To find the orphans among all nodes' would take long: those that count are open here.
-            _ if residency.peers.is_clustered() => writeback.orphans_in_use(),
+            _ if writeback.rights.shares_work() => writeback.orphans_in_use(),
             0 => Vec::new(),
             _ => writeback.meta.orphans().unwrap_or_default(),
         };
