@@ -46,9 +46,7 @@ impl Node {
         let rested = ended && self.writeback.flushers.rest(left);
         let left = until.saturating_duration_since(Instant::now());
         if rested && self.slow.rest(left) {
-            if let Some(cluster) = &self.cluster {
-                cluster.kernel_grants.stop();
-            }
+            self.tell_cluster(|cluster| cluster.kernel_grants.stop());
             return Ok(());
         }
         let what = self.what_goes_on();
@@ -63,9 +61,9 @@ impl Node {
         self.writeback.restart_reconciler();
         node.writeback.start_reconciler();
         node.start_ticker();
-        if let Some(cluster) = &node.cluster {
+        node.tell_cluster(|cluster| {
             cluster.go_on_in_cluster(Arc::new(Serve::of(node.this.clone())));
-        }
+        });
     }
 
     fn what_goes_on(&self) -> String {
@@ -226,9 +224,7 @@ impl Node {
         tracing::info!(open = adopted.len(), at_rest = handed_over.at_rest, "taken over");
         self.handles.adopt(adopted);
         self.watch_taken_over(handed_over);
-        if let Some(cluster) = &self.cluster {
-            cluster.take_over_locks(handed_over);
-        }
+        self.tell_cluster(|cluster| cluster.take_over_locks(handed_over));
         self.take_over_streams(handed_over);
         for &ino in &handed_over.replaced {
             self.begin_unlink_grace(Ino(ino));
@@ -257,9 +253,7 @@ impl Node {
 
     fn take_over_handle(&self, open: &OpenHandle) -> Result<Handle> {
         let file = self.residency.files.get(Ino(open.ino));
-        if let Some(cluster) = &self.cluster
-            && let Some(handle) = cluster.take_over_remote(&file, open)?
-        {
+        if let Some(handle) = self.in_cluster(|cluster| cluster.take_over_remote(&file, open))? {
             return Ok(handle);
         }
         match self.residency.load(&Context::DAEMON, &file) {

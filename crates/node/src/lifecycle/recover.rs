@@ -102,9 +102,7 @@ impl Node {
         let mut evidence = Evidence::default();
         evidence.removed.extend(self.residency.begin_removal_notes());
         evidence.removed.extend(self.release_orphans(open)?);
-        if let Some(cluster) = &self.cluster {
-            cluster.recover_copies()?;
-        }
+        self.in_cluster(Cluster::recover_copies)?;
         let trust = self.trust()?;
         let trusted = trust.unsynced;
         let known = self.meta.setting(RECOVERED)?.is_some();
@@ -462,8 +460,7 @@ impl Node {
         let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
         let mut current = record.backing.fingerprint;
         if dirty && !self.residency.peers.may_have_written(record) {
-            let taken =
-                self.cluster().map_or(Ok(false), |cluster| cluster.yield_found(ino, tier))?;
+            let taken = self.in_cluster(|cluster| cluster.yield_found(ino, tier))?;
             if taken || Cluster::has_nothing_newer(record, header) {
                 return Ok(Fate::Removed);
             }

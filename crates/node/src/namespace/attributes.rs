@@ -85,11 +85,7 @@ impl Node {
             }
             record => {
                 let record = self.meta.with_times(record?)?;
-                let forwarded = match &self.cluster {
-                    Some(cluster) => cluster.attr_forwarded(context, &record)?,
-                    None => None,
-                };
-                match forwarded {
+                match self.in_cluster(|cluster| cluster.attr_forwarded(context, &record))? {
                     Some(attr) => {
                         let blocks = attr.size.div_ceil(512);
                         Ok(Stat { attr, blocks, ..self.stat(&record) })
@@ -144,8 +140,8 @@ impl Node {
         let (record, times) = self.apply_attributes(context, record, set, now)?;
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
-        if let (Some(cluster), Some(owner)) = (&self.cluster, what.owner) {
-            cluster.times_forwarded(owner, ino, times)?;
+        if let Some(owner) = what.owner {
+            self.in_cluster(|cluster| cluster.times_forwarded(owner, ino, times))?;
         }
         self.queue(&record);
         Ok(record)
@@ -278,9 +274,7 @@ impl Node {
         const PAGE: usize = 256;
         context.wait()?;
         self.meta.sync()?;
-        if let Some(cluster) = &self.cluster {
-            cluster.tell_losses(ino, Teller::Sync)?;
-        }
+        self.in_cluster(|cluster| cluster.tell_losses(ino, Teller::Sync))?;
         if self.config.durability != Durability::Backing {
             return Ok(());
         }

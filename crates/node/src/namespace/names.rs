@@ -176,8 +176,8 @@ impl Node {
             return Ok(inode);
         }
         if new.kind == FileKind::Directory
-            && let Some(cluster) = &self.cluster
-            && let Some(redundancy) = cluster.inherited_redundancy(dir)?
+            && let Some(redundancy) =
+                self.in_cluster(|cluster| cluster.inherited_redundancy(dir))?
         {
             inode.xattrs.push((REDUNDANCY.to_vec(), redundancy));
         }
@@ -474,9 +474,7 @@ impl Node {
             let flags = RenameFlags { durable, ..flags };
             Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
-        if let Some(cluster) = &self.cluster {
-            cluster.tell_of_moved(&renamed, from, to);
-        }
+        self.tell_cluster(|cluster| cluster.tell_of_moved(&renamed, from, to));
         self.note_name_went(&renamed.moved, from);
         self.note_name_came(&renamed.moved, to);
         if renamed.exchanged.is_none() {

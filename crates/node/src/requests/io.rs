@@ -180,9 +180,7 @@ impl Node {
         at: Option<u64>,
         data: &[u8],
     ) -> Result<(u64, usize)> {
-        if let Some(cluster) = &self.cluster {
-            cluster.check_fence()?;
-        }
+        self.in_cluster(Cluster::check_fence)?;
         if !context.may_wait() {
             if let Some(written) = self.write_at_once(context, file, at, data)? {
                 return Ok(written);
@@ -239,9 +237,7 @@ impl Node {
         let written = self.write_to_tier(context, file, offset, data)?;
         if let Some(written) = written {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
-            if let Some(cluster) = &self.cluster {
-                cluster.consider_ahead(file, offset, end);
-            }
+            self.tell_cluster(|cluster| cluster.consider_ahead(file, offset, end));
         }
         Ok(written)
     }
@@ -316,9 +312,7 @@ impl Node {
         let ino = self.handle(fh)?.file.ino;
         let synced = self.sync_handle(context, fh, data_only);
         // After it: what is lost may have come to light meanwhile.
-        if let Some(cluster) = &self.cluster {
-            cluster.tell_losses(ino, Teller::Sync)?;
-        }
+        self.in_cluster(|cluster| cluster.tell_losses(ino, Teller::Sync))?;
         self.writeback.tell_rest_gone(context, ino)?;
         synced
     }
@@ -329,9 +323,7 @@ impl Node {
             return Ok(());
         }
         // The kernel may have written by itself what is none of this node's any more.
-        if let Some(cluster) = &self.cluster {
-            cluster.check_fence()?;
-        }
+        self.in_cluster(Cluster::check_fence)?;
         let file = handle.file.clone();
         drop(handle);
         self.safeguard_and_sync(&file, data_only)?;
@@ -395,9 +387,7 @@ impl Node {
             return Ok(());
         }
         let handle = self.handle(fh)?;
-        if let Some(cluster) = &self.cluster {
-            cluster.note_pages(&handle);
-        }
+        self.tell_cluster(|cluster| cluster.note_pages(&handle));
         if !handle.write {
             return Ok(());
         }
@@ -405,16 +395,12 @@ impl Node {
         if self.flush_forwarded(context, &handle)? {
             return Ok(());
         }
-        if let Some(cluster) = &self.cluster {
-            cluster.check_fence()?;
-        }
+        self.in_cluster(Cluster::check_fence)?;
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.
         self.residency.settle(&file)?;
-        if let Some(cluster) = &self.cluster {
-            cluster.safeguard(&file)?;
-        }
+        self.in_cluster(|cluster| cluster.safeguard(&file))?;
         if !through {
             return Ok(());
         }

@@ -84,9 +84,7 @@ impl Node {
         let how = Use { flags, alias, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
             let waited = context.may_wait();
-            if let Some(cluster) = &self.cluster {
-                cluster.match_version(context, &file, record)?;
-            }
+            self.in_cluster(|cluster| cluster.match_version(context, &file, record))?;
             let waits = waited != context.may_wait();
             let newer = waits.then(|| self.meta.get_settled(ino)).transpose()?;
             let record = self.residency.as_seen_here(newer.as_ref().unwrap_or(record));
@@ -135,9 +133,7 @@ impl Node {
             context.wait()?;
             // Anything may have become of it meanwhile.
             record = self.residency.as_seen_here(&self.meta.get_settled(file.ino)?);
-            if let Some(cluster) = &self.cluster {
-                cluster.match_version(context, file, &record)?;
-            }
+            self.in_cluster(|cluster| cluster.match_version(context, file, &record))?;
         }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
@@ -633,9 +629,7 @@ impl Node {
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
-        if let Some(cluster) = &self.cluster {
-            cluster.note_pages(&handle);
-        }
+        self.tell_cluster(|cluster| cluster.note_pages(&handle));
         self.patterns.closed(fh, &handle);
         let file = handle.file.clone();
         if handle.mode.passes() && handle.write {
@@ -661,10 +655,8 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if let Some(cluster) = &self.cluster
-            && handle.held.load(Ordering::Acquire)
-        {
-            cluster.unpin(file.ino);
+        if handle.held.load(Ordering::Acquire) {
+            self.tell_cluster(|cluster| cluster.unpin(file.ino));
         }
         fail::fail_point!("node.release.before_settle");
         if handle.write && handle.mode.passes() {
