@@ -19,22 +19,21 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::Record;
+use forebay_store::Attributes;
 use forebay_store::backing::Access;
-use forebay_store::{Attributes, BackingFile, Object};
 use forebay_types::{Fingerprint, Timestamp};
 
 use crate::clock;
 use crate::error::Result;
 use crate::residency::Residency;
 use crate::residency::data_location::{TierObject, Underlay};
+use crate::residency::doubt::is_equal;
 use crate::residency::files::{File, FileRef};
 use crate::residency::seams::Target;
 
 /// Larger files are written anew rather than compared: both take as long, and a difference may be at
 /// the end.
 const MAX_COMPARED: u64 = 256 << 20;
-/// Bytes compared at a time.
-const PIECE: usize = 1 << 20;
 
 /// How an object looks from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,7 +187,10 @@ impl Residency {
             return Ok(None);
         };
         let opened = backing.stat()?.fingerprint();
-        if !opened.same_content(&expect) || !clean && !is_equal(&*object, &*backing)? {
+        let is_copy = || -> Result<bool> {
+            Ok(object.len()? == expect.size && is_equal(&*object, &*backing, 0..expect.size)?)
+        };
+        if !opened.same_content(&expect) || !clean && !is_copy()? {
             return Ok(None);
         }
         let now = self.backing.stat(target.dir, name)?.fingerprint();
@@ -203,23 +205,6 @@ fn shows_all_of(place: &TierObject, version: &Fingerprint) -> Result<bool> {
     let presence = presence.read();
     let whole = presence.size() == version.size && presence.base_limit() == version.size;
     Ok(whole && !presence.is_dirty() && place.object.stat()?.mtime == version.mtime)
-}
-
-/// Whether an object has just the bytes of a file in the backing store.
-fn is_equal(object: &dyn Object, backing: &dyn BackingFile) -> Result<bool> {
-    let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
-    let mut at = 0;
-    loop {
-        let [ours, theirs] = &mut buffers;
-        let (read, below) = (object.read_at(ours, at)?, backing.read_at(theirs, at)?);
-        if ours[..read] != theirs[..below] {
-            return Ok(false);
-        }
-        if read < PIECE {
-            return Ok(true);
-        }
-        at += read as u64;
-    }
 }
 
 /// Whether a change now can't have the same time as one then, by however coarse a clock.
