@@ -22,6 +22,7 @@ const RULES: &[Rule] = &[
     sources::unsafe_forbidden,
     rooms::direction,
     calls::direction,
+    calls::states,
     documents::links,
     documents::mentions,
     book::complete,

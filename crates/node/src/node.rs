@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::cluster::Cluster;
 use crate::config::NodeConfig;
 use crate::defects::Defects;
+use crate::error::Result;
 use crate::handles::Handles;
 use crate::kernel::Kernel;
 use crate::metrics::Metrics;
@@ -116,9 +117,7 @@ impl Node {
 
     /// Connects the front. Called once, before the first request.
     pub fn attach_kernel(&self, kernel: Arc<dyn Kernel>) {
-        if let Some(cluster) = &self.cluster {
-            cluster.kernel_grants.attach(kernel.clone());
-        }
+        self.tell_cluster(|cluster| cluster.kernel_grants.attach(kernel.clone()));
         if self.kernel.set(kernel).is_err() {
             tracing::error!("a second front was connected; it is ignored");
         }
@@ -142,6 +141,24 @@ impl Node {
     /// Its part in a cluster, if it is in one.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_deref()
+    }
+
+    /// What its cluster answers; nothing, if it is in none.
+    ///
+    /// # Errors
+    /// What the cluster says.
+    pub(crate) fn in_cluster<T: Default>(
+        &self,
+        ask: impl FnOnce(&Cluster) -> Result<T>,
+    ) -> Result<T> {
+        self.cluster().map_or_else(|| Ok(T::default()), ask)
+    }
+
+    /// Its cluster is told of something, if it is in one.
+    pub(crate) fn tell_cluster(&self, tell: impl FnOnce(&Cluster)) {
+        if let Some(cluster) = &self.cluster {
+            tell(cluster);
+        }
     }
 
     /// Whether this node is one of a cluster.

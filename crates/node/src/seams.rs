@@ -48,8 +48,16 @@ impl Others {
 }
 
 impl Peers for Others {
-    fn is_clustered(&self) -> bool {
-        true
+    fn changes_namespace_alone(&self) -> bool {
+        false
+    }
+
+    fn judges_store_alone(&self) -> bool {
+        false
+    }
+
+    fn may_write_below(&self) -> bool {
+        false
     }
 
     fn is_elsewhere(&self, record: &Record) -> bool {
@@ -203,6 +211,10 @@ impl AboveResidency for Upper {
 }
 
 impl WorkRights for Others {
+    fn shares_work(&self) -> bool {
+        true
+    }
+
     fn begin_work(&self, ino: Ino, until: Instant) -> bool {
         self.cluster().is_ok_and(|cluster| cluster.begin_work(ino, until))
     }

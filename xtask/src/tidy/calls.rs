@@ -11,6 +11,11 @@ use crate::repository::Repository;
 
 const SOURCES: &str = "crates/node/src/";
 
+/// What says of a file, in its record or in the header of its object, that it is clean, dirty, whole or spilled.
+/// Residency alone does. What lies in memory the compiler guards.
+const SAY_STATE: &[&str] =
+    &[".mark_dirty(", ".mark_clean(", ".spilled = ", ".set_header(", ".create_map("];
+
 /// The rooms, from the lowest up.
 const ROOMS: &[&str] = &[
     "residency",
@@ -207,6 +212,25 @@ pub fn direction(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
+/// Nobody but residency says whether a file is clean, dirty or resident.
+pub fn states(repository: &Repository) -> Vec<Finding> {
+    let sources = repository.ending(&[".rs"]).filter(|(path, _)| !path.contains("test"));
+    let others = sources.filter(|(path, _)| {
+        let file = path.strip_prefix(SOURCES);
+        file.is_some_and(|file| !file.starts_with("residency/"))
+    });
+    let said = others.flat_map(|(path, text)| {
+        let code = code_of(text);
+        let said: Vec<_> = SAY_STATE.iter().filter(|say| code.contains(**say)).collect();
+        said.into_iter().map(move |say| {
+            let message =
+                format!("`{say}` is for residency to say: name a transition there (state.rs)");
+            Finding::of(path, message)
+        })
+    });
+    said.collect()
+}
+
 /// The files beside the rooms stand where they are said to.
 fn beside(repository: &Repository) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -286,6 +310,17 @@ mod tests {
         let part = "use crate::cluster::FileInCluster;\n";
         assert!(of("crates/node/src/residency/files.rs", part).is_empty());
         assert_eq!(of("crates/node/src/residency/a.rs", part).len(), 1);
+    }
+
+    #[test]
+    fn state_when_another_room_says_it_then_found() {
+        let of = |path: &str, code: &str| states(&Repository::of(&[(path, code)])).len();
+        let says = "record.mark_clean();\nrecord.spilled = false;\n";
+        assert_eq!(of("crates/node/src/writeback/a.rs", says), 2);
+        assert_eq!(of("crates/node/src/seams.rs", says), 2);
+        assert_eq!(of("crates/node/src/residency/a.rs", says), 0);
+        assert_eq!(of("crates/node/src/writeback/tests/a.rs", says), 0);
+        assert_eq!(of("crates/node/src/writeback/a.rs", "if record.spilled == spilled {}\n"), 0);
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Cluster {
             return (false, Seen::default());
         }
         let unreported = record.is_dirty() && self.is_mine(record);
-        let dirty = self.residency.residents.get(file.ino.0).is_some_and(|resident| resident.dirty);
+        let dirty = self.residency.is_unsettled(file.ino);
         let version = match dirty || unreported {
             true => Version::Own,
             false => {

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use forebay_peer::fetch::{Copy, Extent, Wanted};
 use forebay_peer::message::{Fault, Presence};
 use forebay_peer::{Buffer, BufferPool, Fetcher};
-use forebay_store::{BackingFile, Object};
+use forebay_store::BackingFile;
 use forebay_types::{Fingerprint, Ino};
-use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Cluster;
@@ -272,14 +271,13 @@ impl Cluster {
         len: u32,
         buffers: &Arc<BufferPool>,
     ) -> Result<Buffer, Fault> {
-        self.with_copy(ino, version, |object, presence| {
-            let end = offset.saturating_add(len.into()).min(object.len()?);
-            let there = presence.is_none_or(|map| map.read().is_present(offset..end));
-            if offset >= end || !there {
+        self.with_copy(ino, version, |copy| {
+            let end = offset.saturating_add(len.into()).min(copy.bytes().len()?);
+            if offset >= end || !copy.is_present(offset..end) {
                 return Ok(None);
             }
             let mut bytes = buffers.take(usize::try_from(end - offset).unwrap_or(0));
-            let read = object.read_at(&mut bytes, offset)?;
+            let read = copy.bytes().read_at(&mut bytes, offset)?;
             bytes.truncate(read);
             Ok(Some(bytes))
         })
@@ -292,12 +290,9 @@ impl Cluster {
         version: u64,
         from: u64,
     ) -> Result<Presence, Fault> {
-        self.with_copy(ino, version, |object, presence| {
-            let size = object.len()?;
-            let mut missing = Vec::new();
-            if let Some(map) = presence {
-                map.read().missing_runs(from..size.max(from), &mut missing);
-            }
+        self.with_copy(ino, version, |copy| {
+            let size = copy.bytes().len()?;
+            let mut missing = copy.absent(from..size.max(from));
             let mut runs = Vec::new();
             let mut at = from;
             missing.push(size..size);
@@ -318,7 +313,7 @@ impl Cluster {
         &self,
         ino: Ino,
         version: u64,
-        look: impl FnOnce(&dyn Object, Option<&RwLock<forebay_store::Presence>>) -> Result<Option<T>>,
+        look: impl FnOnce(&TierObject) -> Result<Option<T>>,
     ) -> Result<T, Fault> {
         let resident = self.residency.residents.get(ino.0).filter(|resident| !resident.dirty);
         if resident.is_none() {
@@ -328,25 +323,25 @@ impl Cluster {
         // Keeps out who would evict it.
         let location = file.location.read();
         let opened;
-        let place = match (&location.place, self.residency.residents.get(ino.0)) {
+        let place = match (location.place(), self.residency.residents.get(ino.0)) {
             (Some(place), _) => place,
-            (None, Some(resident)) if !location.loaded => {
+            (None, Some(resident)) if !location.is_loaded() => {
                 opened = self.residency.open_place_to_read(ino, resident).map_err(fault)?;
                 opened.as_ref().ok_or(Fault::NotHere)?
             }
             _ => return Err(Fault::NotHere),
         };
         self.check_lent(place, version)?;
-        let found = look(&*place.object, place.presence.as_ref()).map_err(fault)?;
+        let found = look(place).map_err(fault)?;
         // Who writes marks the object first, so what was read before no mark is of this version.
         self.check_lent(place, version)?;
         found.ok_or(Fault::NotHere)
     }
 
     fn check_lent(&self, place: &TierObject, version: u64) -> Result<(), Fault> {
-        let header = place.object.header().map_err(|error| fault(error.into()))?;
+        let header = place.header().map_err(fault)?;
         let found = header.base.as_ref().map_or(0, version_of);
-        match found == version && !header.dirty && !place.dirty.load(Ordering::Acquire) {
+        match found == version && !header.dirty && !place.is_dirty() {
             true => Ok(()),
             false => Err(Fault::Stale { version: found }),
         }
@@ -359,22 +354,20 @@ impl Cluster {
         range: Range<u64>,
     ) -> Result<Option<(SharedCopy, Vec<u64>)>> {
         let location = file.location.read();
-        let Some(place) = location.place.as_ref().filter(|p| !p.dirty.load(Ordering::Acquire))
-        else {
+        let Some(place) = location.place().filter(|p| !p.is_dirty()) else {
             return Ok(None);
         };
-        let Some(presence) = &place.presence else { return Ok(None) };
-        let (unit, size) = (presence.read().extent_size(), presence.read().size());
-        let Some(print) = place.object.header()?.base.filter(|print| print.size == size) else {
+        let Some(map) = place.map() else { return Ok(None) };
+        let (unit, size) = (map.extent_size(), map.size());
+        drop(map);
+        let Some(print) = place.header()?.base.filter(|print| print.size == size) else {
             return Ok(None);
         };
         let Some(shared) = self.shared(file.ino, &print, unit) else { return Ok(None) };
         let mut indexes = Vec::new();
         for index in range.start / unit..range.end.min(size).div_ceil(unit) {
             let extent = shared.of.range(index);
-            let mut missing = Vec::new();
-            presence.read().missing_runs(extent.clone(), &mut missing);
-            if missing == [extent] {
+            if place.absent(extent.clone()) == [extent] {
                 indexes.push(index);
             }
         }

@@ -1,7 +1,6 @@
 //! Which version of a file a node shows: that of the last close anywhere, at every open.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_meta::Record;
@@ -12,7 +11,6 @@ use rustix::io::Errno;
 use super::{AccessMode, Cluster};
 use crate::context::Context;
 use crate::error::{NodeError, Result};
-use crate::residency::data_location::Underlay;
 use crate::residency::files::{File, FileRef};
 
 /// What identifies a version of a file in the backing store; none if it is not there.
@@ -133,7 +131,9 @@ impl Cluster {
                 }
             }
             // Of a file that was looked up at its making, nobody has noted a version.
-            None => Ok(shown.map_or_else(|| file.location.read().loaded, |shown| !same(shown))),
+            None => {
+                Ok(shown.map_or_else(|| file.location.read().is_loaded(), |shown| !same(shown)))
+            }
         }
     }
 
@@ -141,31 +141,11 @@ impl Cluster {
     /// on with the version that counts now.
     fn forget_version(&self, file: &File) -> Result<()> {
         let mut location = file.location.write();
-        let dirty = |place: &crate::residency::data_location::TierObject| {
-            place.dirty.load(Ordering::Acquire)
-        };
-        if location.place.as_ref().is_some_and(dirty) || matches!(location.base, Underlay::Spill(_))
-        {
+        if self.residency.is_changed_here(file.ino, &location) {
             return Ok(());
         }
-        let resident = self.residency.residents.get(file.ino.0);
-        if resident.is_some_and(|resident| resident.dirty) {
-            return Ok(());
-        }
-        let place = location.place.take();
         self.pages_replaced(file);
-        if let Some(resident) = resident {
-            let tier = &self.residency.tiers[usize::from(resident.tier)].tier;
-            match tier.remove(file.ino.0) {
-                Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
-                _ => {}
-            }
-            self.residency.forget_resident(file.ino, place.as_ref());
-        }
-        if std::mem::take(&mut location.loaded) {
-            self.residency.look_up(file, &mut location)?;
-        }
-        Ok(())
+        self.residency.forget_copy(file, &mut location)
     }
 
     /// Whether what lies dirty on a tier of this node can be newer than what all know.

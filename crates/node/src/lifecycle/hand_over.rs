@@ -46,9 +46,7 @@ impl Node {
         let rested = ended && self.writeback.flushers.rest(left);
         let left = until.saturating_duration_since(Instant::now());
         if rested && self.slow.rest(left) {
-            if let Some(cluster) = &self.cluster {
-                cluster.kernel_grants.stop();
-            }
+            self.tell_cluster(|cluster| cluster.kernel_grants.stop());
             return Ok(());
         }
         let what = self.what_goes_on();
@@ -63,9 +61,9 @@ impl Node {
         self.writeback.restart_reconciler();
         node.writeback.start_reconciler();
         node.start_ticker();
-        if let Some(cluster) = &node.cluster {
+        node.tell_cluster(|cluster| {
             cluster.go_on_in_cluster(Arc::new(Serve::of(node.this.clone())));
-        }
+        });
     }
 
     fn what_goes_on(&self) -> String {
@@ -241,9 +239,7 @@ impl Node {
         tracing::info!(open = adopted.len(), at_rest = handed_over.at_rest, "taken over");
         self.handles.adopt(adopted);
         self.watch_taken_over(handed_over);
-        if let Some(cluster) = &self.cluster {
-            cluster.take_over_locks(handed_over);
-        }
+        self.tell_cluster(|cluster| cluster.take_over_locks(handed_over));
         self.take_over_streams(handed_over);
         for &ino in &handed_over.replaced {
             self.begin_unlink_grace(Ino(ino));
@@ -261,22 +257,18 @@ impl Node {
 
     fn take_over_object(&self, object: &ResidentObject) -> Result<()> {
         let &ResidentObject { ino, tier, whole, dirty, charged } = object;
-        let (Ok(index), Some(slot)) = (u8::try_from(tier), self.residency.tiers.get(tier as usize))
-        else {
+        let known = u8::try_from(tier).ok();
+        let known = known.filter(|tier| usize::from(*tier) < self.residency.tiers.len());
+        let Some(tier) = known else {
             return Err(NodeError::Config(format!("there is no tier number {tier}")));
         };
-        slot.room.force(charged);
-        let resident = Resident { tier: index, whole, dirty, charged };
-        self.residency.residents.set(ino, resident);
-        self.tell_steward(ino, resident);
+        self.residency.found_on_tier(Ino(ino), Resident { tier, whole, dirty, charged });
         Ok(())
     }
 
     fn take_over_handle(&self, open: &OpenHandle) -> Result<Handle> {
         let file = self.residency.files.get(Ino(open.ino));
-        if let Some(cluster) = &self.cluster
-            && let Some(handle) = cluster.take_over_remote(&file, open)?
-        {
+        if let Some(handle) = self.in_cluster(|cluster| cluster.take_over_remote(&file, open))? {
             return Ok(handle);
         }
         match self.residency.load(&Context::DAEMON, &file) {
@@ -289,23 +281,20 @@ impl Node {
         opens.count += 1;
         opens.writers += u32::from(open.write);
         opens.handles.push(open.fh);
-        let place = location.place.as_ref();
-        let here = place.map_or(0, |place| object_id(place.object.fd()));
+        let place = location.place();
+        let here = place.map_or(0, |place| object_id(place.bytes().fd()));
         let how = Shown { cached: matches!(mode, OpenMode::Cached { .. }), remote: false };
         let registered = mode.registration().map(|id| (id, open.bypass, open.object));
         opens.adopt(open.alias(), how, registered, here)?;
         if let (Some((_, false, _)), Some(place)) = (registered, place) {
-            place.passed.store(true, Ordering::Release);
-            if open.write {
-                self.residency.mark_dirty(&file, place)?;
-            }
+            self.residency.take_over_passed(&file, place, open.write)?;
         }
         if open.write {
             file.count_write();
         }
-        let promised = location.place.as_ref().zip(open.promised).and_then(|(place, bytes)| {
-            let room = &self.residency.tiers[usize::from(place.tier)].room;
-            room.promise(bytes).then_some((place.tier, bytes))
+        let promised = location.place().zip(open.promised).and_then(|(place, bytes)| {
+            let room = &self.residency.tiers[usize::from(place.tier())].room;
+            room.promise(bytes).then_some((place.tier(), bytes))
         });
         if opens.count == 1 {
             self.residency.decide_later(Event::Busy { object: Ino(open.ino) });

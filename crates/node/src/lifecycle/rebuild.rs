@@ -10,8 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_meta::{NewInode, Queue, Record, Seq};
-use forebay_store::copy::{self, Cancel, Limits, Priority};
+use forebay_meta::{NewInode, Record, Seq};
 use forebay_store::recover;
 use forebay_store::{
     BackingStore, Believed, DirBacking, Header, Object, Presence, StoreError, Temporary, Tier,
@@ -29,6 +28,7 @@ use crate::lifecycle::members::StoreHas;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::trust::{Trust, Trusted};
 use crate::node::Node;
+use crate::residency::recovered::put_back_as_dirty;
 use crate::residency::synced::is_announced;
 use crate::writeback::parked;
 
@@ -328,8 +328,8 @@ impl Node {
                 false => recover::has_sound_map(&aside, ino),
             };
             if sound && tier.open(ino).is_err() {
-                let known = Header { whole, dirty: true, writing: true, ..known.clone() };
-                recover::put_back(tier, &aside, ino, &header.unwrap_or(known))?;
+                let header = header.unwrap_or_else(|| Header { whole, ..known.clone() });
+                put_back_as_dirty(tier, &aside, ino, header)?;
                 checked.problem(true, format!("object {ino}: its header was made anew"));
             }
         }
@@ -405,10 +405,7 @@ impl Node {
         self.meta.sync()?;
         let file = self.residency.files.get(record.ino);
         let mut location = file.location.write();
-        // Like a new file of which no tier has anything.
-        location.loaded = true;
-        location.base = crate::residency::data_location::Underlay::Zeros;
-        let spill = self.residency.ensure_spill(&file, &mut location)?;
+        let spill = self.residency.begin_spill_anew(&file, &mut location)?;
         let mut buffer = vec![0; 1 << 20];
         let mut at = 0;
         while at < size {
@@ -423,13 +420,7 @@ impl Node {
         spill.sync(false)?;
         // It may have been.
         self.residency.note_acknowledged(record.ino)?;
-        self.meta.update(record.ino, None, |record| {
-            record.attr.size = size;
-            record.attr.mtime = stat.mtime;
-            record.spilled = true;
-            record.mark_dirty();
-            Queue::Yes
-        })?;
+        self.residency.found_newer(record.ino, size, stat.mtime, None)?;
         self.meta.sync()?;
         self.backing.remove_spill(ino)?;
         let found = self.meta.path(record.ino)?.unwrap_or_default();
@@ -457,13 +448,8 @@ impl Node {
         if let Some(map) = map {
             self.fill_absent(&record, &*old, map, stat.size)?;
         }
-        self.adopt_bytes(tier, &record, &*old, header)?;
-        self.meta.update(record.ino, None, |record| {
-            record.attr.size = stat.size;
-            record.attr.mtime = stat.mtime;
-            record.mark_dirty();
-            Queue::Yes
-        })?;
+        self.residency.readopt_object(tier, &record, &*old, header)?;
+        self.residency.found_newer(record.ino, stat.size, stat.mtime, None)?;
         self.meta.sync()?;
         // What it had there is in the new object.
         self.backing.remove_spill(ino)?;
@@ -509,31 +495,6 @@ impl Node {
         }
         let new = NewInode::new(FileKind::Regular, header.mode, header.uid, header.gid);
         Ok(self.meta.create(dir, &name, new, clock::wall_time())?)
-    }
-
-    fn adopt_bytes(
-        &self,
-        tier: &dyn Tier,
-        record: &Record,
-        old: &dyn Object,
-        header: &Header,
-    ) -> Result<()> {
-        let len = old.len()?;
-        let mut fresh = header.clone();
-        fresh.ino = record.ino.0;
-        fresh.whole = false;
-        drop(tier.remove(record.ino.0));
-        let object = tier.create(record.ino.0, &fresh)?;
-        let limits = Limits::plain(Priority::Rebalance);
-        copy::copy_range(old, &*object, 0..len, &limits, &Cancel::default())?;
-        object.set_len(len)?;
-        let stat = old.stat()?;
-        object.set_times(Some(stat.atime), Some(stat.mtime))?;
-        object.sync(false)?;
-        fresh.whole = true;
-        fresh.base = record.backing.fingerprint;
-        object.set_header(&fresh)?;
-        Ok(object.sync(false)?)
     }
 
     /// What a partly resident object lacks is taken from the backing store, or from its spill file.

@@ -4,9 +4,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_core::steward::Event;
-use forebay_core::unit;
-use forebay_meta::{Link, Queue, Record, Seq};
+use forebay_meta::{Link, Record, Seq};
 use forebay_store::{Attributes, Believed, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
 
@@ -17,7 +15,6 @@ use crate::failpoints::fail_at;
 use crate::lifecycle::trust::{Trust, Trusted};
 use crate::node::Node;
 use crate::residency::aside::Evidence;
-use crate::residency::data::show_written;
 use crate::residency::doubt;
 use crate::residency::removals::tell_displaced;
 use crate::residency::residents::Resident;
@@ -83,9 +80,7 @@ impl Node {
         let mut evidence = Evidence::default();
         evidence.removed.extend(self.residency.begin_removal_notes());
         evidence.removed.extend(self.release_orphans(open)?);
-        if let Some(cluster) = &self.cluster {
-            cluster.recover_copies()?;
-        }
+        self.in_cluster(Cluster::recover_copies)?;
         let trusted = self.begin_trust()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
         let mut recovered = Recovered::default();
@@ -225,11 +220,9 @@ impl Node {
         slot.tier.list(&mut |ino, header| {
             match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
                 Ok(Fate::Resident(resident)) => {
-                    slot.room.force(resident.charged);
-                    self.residency.residents.set(ino, resident);
+                    self.residency.found_on_tier(Ino(ino), resident);
                     recovered.objects += 1;
                     recovered.dirty += u64::from(resident.dirty);
-                    self.tell_steward(ino, resident);
                 }
                 Ok(Fate::Removed) => {
                     recovered.removed += 1;
@@ -251,24 +244,6 @@ impl Node {
             ControlFlow::Continue(())
         })?;
         failed.map_or(Ok(()), Err)
-    }
-
-    /// Its decisions wait until all is read: an object that moves to a tier before that one is looked
-    /// at would be taken for the rest of a move.
-    pub(crate) fn tell_steward(&self, ino: u64, resident: Resident) {
-        let object = Ino(ino);
-        let tier = unit::Tier(resident.tier);
-        self.residency.decide_later(Event::Resident {
-            object,
-            tier,
-            bytes: unit::Bytes(resident.charged),
-        });
-        if resident.dirty {
-            self.residency.decide_later(Event::Dirty { object });
-        }
-        if self.meta.get(Ino(ino)).is_ok_and(|record| record.pinned) {
-            self.residency.decide_later(Event::Pinned { object });
-        }
     }
 
     /// One object: what it is to the namespace, and what becomes of it.
@@ -440,8 +415,7 @@ impl Node {
         let mut dirty = header.dirty || map.as_ref().is_some_and(Presence::is_dirty);
         let mut current = record.backing.fingerprint;
         if dirty && !self.residency.peers.may_have_written(record) {
-            let taken =
-                self.cluster().map_or(Ok(false), |cluster| cluster.yield_found(ino, tier))?;
+            let taken = self.in_cluster(|cluster| cluster.yield_found(ino, tier))?;
             if taken || Cluster::has_nothing_newer(record, header) {
                 return Ok(Fate::Removed);
             }
@@ -591,11 +565,7 @@ impl Node {
         }
         // It must not take the place of a version that it was to replace.
         self.writeback.set_aside_if_cut(record, 0)?;
-        self.meta.update(record.ino, None, |record| {
-            record.attr.size = 0;
-            Queue::Yes
-        })?;
-        Ok(())
+        self.residency.nothing_is_left(record.ino)
     }
 
     /// An object that was being written: its size and times count, and it goes to the backlog. If a
@@ -608,25 +578,13 @@ impl Node {
         object: &dyn Object,
         trusted: bool,
     ) -> Result<()> {
-        let stat = object.stat()?;
         if !trusted && !counts(header, object, record.attr.size)? {
             self.writeback.set_aside_if_cut(record, surely_there(header, object)?)?;
         }
         // With the name that it has now.
         let record = &*self.residency.as_seen_here(&self.meta.get(record.ino)?);
         let published = self.published_meanwhile(record, header)?;
-        self.meta.update(record.ino, None, |record| {
-            show_written(&mut record.attr, stat.size, stat.mtime);
-            record.mark_dirty();
-            if let Some(fingerprint) = published {
-                record.backing.fingerprint = Some(fingerprint);
-            }
-            Queue::Yes
-        })?;
-        if !header.dirty {
-            object.set_header(&Header { dirty: true, writing: true, ..header.clone() })?;
-        }
-        Ok(())
+        self.residency.found_dirty(record.ino, header, object, published)
     }
 
     /// The version in the backing store that a flush of this object made, if it is there: the one
@@ -670,7 +628,7 @@ impl Node {
     /// What was noted of spill files goes with them. A daemon that is killed after it has removed one, and
     /// before that is noted, leaves the note. (In a cluster it may be of another node's.)
     fn dismiss_spill_notes(&self) -> Result<()> {
-        if self.cluster.is_some() {
+        if !self.residency.peers.changes_namespace_alone() {
             return Ok(());
         }
         for ino in self.residency.noted_spills()? {
@@ -725,12 +683,7 @@ impl Node {
                 self.writeback
                     .set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
             }
-            self.meta.update(ino, None, |record| {
-                let mtime = spill.mtime_known_by(&record.attr);
-                show_written(&mut record.attr, size, mtime);
-                record.mark_dirty();
-                Queue::Yes
-            })?;
+            self.residency.found_spilled(&record, &spill)?;
         }
         Ok(usable)
     }

@@ -154,9 +154,7 @@ impl Node {
             Ok(()) => Ok(node),
             Err(error) => {
                 // It has nothing that anybody could wait for.
-                if let Some(cluster) = &node.cluster {
-                    cluster.leave(is_new);
-                }
+                node.tell_cluster(|cluster| cluster.leave(is_new));
                 Err(error)
             }
         }
@@ -180,9 +178,7 @@ impl Node {
     /// Takes up what an earlier node left, and serves.
     fn begin(self: &Arc<Self>, handed_over: Option<&HandOverState>) -> Result<()> {
         self.note_members(members::StoreHas::NotKnown)?;
-        if let Some(cluster) = &self.cluster {
-            cluster.start_heartbeat();
-        }
+        self.tell_cluster(Cluster::start_heartbeat);
         self.writeback.import_root()?;
         match handed_over {
             None => {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cluster::Cluster;
 use crate::error::NodeError;
 use crate::node::Node;
 
@@ -22,9 +23,7 @@ impl Node {
     /// not is logged.
     pub fn stop(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
-        if let Some(cluster) = &self.cluster {
-            cluster.close_to_peers();
-        }
+        self.tell_cluster(Cluster::close_to_peers);
         if let Some(streams) = &self.streams {
             // Nobody plays any more; whoever waits for a turn goes on.
             streams.stop();

@@ -143,7 +143,7 @@ impl Node {
         mut after: u64,
         limit: usize,
     ) -> Result<(Vec<EntryPlus>, Moment)> {
-        if after == 0 || self.is_clustered() {
+        if after == 0 || !self.residency.peers.changes_namespace_alone() {
             // What is read ahead does not show what other nodes change.
             self.names.ahead.forget(dir);
             let moment = self.meta.moment();

@@ -85,11 +85,7 @@ impl Node {
             }
             record => {
                 let record = self.meta.with_times(record?)?;
-                let forwarded = match &self.cluster {
-                    Some(cluster) => cluster.attr_forwarded(context, &record)?,
-                    None => None,
-                };
-                match forwarded {
+                match self.in_cluster(|cluster| cluster.attr_forwarded(context, &record))? {
                     Some(attr) => {
                         let blocks = attr.size.div_ceil(512);
                         Ok(Stat { attr, blocks, ..self.stat(&record) })
@@ -102,9 +98,9 @@ impl Node {
 
     /// The record of an inode: in a cluster as it is now, whatever is cached.
     pub(crate) fn record_now(&self, ino: Ino) -> Result<Arc<Record>> {
-        Ok(match self.cluster {
-            Some(_) => self.meta.get_now(ino)?,
-            None => self.meta.get(ino)?,
+        Ok(match self.residency.peers.changes_namespace_alone() {
+            true => self.meta.get(ino)?,
+            false => self.meta.get_now(ino)?,
         })
     }
 
@@ -140,8 +136,8 @@ impl Node {
         let (record, times) = self.apply_attributes(context, record, set, now)?;
         self.attributes_changed(&record);
         self.remember_if_removed(&record);
-        if let (Some(cluster), Some(owner)) = (&self.cluster, what.owner) {
-            cluster.times_forwarded(owner, ino, times)?;
+        if let Some(owner) = what.owner {
+            self.in_cluster(|cluster| cluster.times_forwarded(owner, ino, times))?;
         }
         self.queue(&record);
         Ok(record)
@@ -274,9 +270,7 @@ impl Node {
         const PAGE: usize = 256;
         context.wait()?;
         self.meta.sync()?;
-        if let Some(cluster) = &self.cluster {
-            cluster.tell_losses(ino, Teller::Sync)?;
-        }
+        self.in_cluster(|cluster| cluster.tell_losses(ino, Teller::Sync))?;
         if self.config.durability != Durability::Backing {
             return Ok(());
         }

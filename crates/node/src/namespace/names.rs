@@ -130,7 +130,7 @@ impl Node {
     ) -> Result<Found> {
         self.check_new_name(dir, name)?;
         // Between nodes the commit finds out whether the name is free: to look first is a round trip.
-        let mut looks = !self.is_clustered() || !self.meta.is_listed(dir);
+        let mut looks = self.residency.peers.changes_namespace_alone() || !self.meta.is_listed(dir);
         let mut looked = 0;
         loop {
             if looks && self.writeback.find(context, dir, name)?.is_some() {
@@ -182,8 +182,8 @@ impl Node {
             return Ok(inode);
         }
         if new.kind == FileKind::Directory
-            && let Some(cluster) = &self.cluster
-            && let Some(redundancy) = cluster.inherited_redundancy(dir)?
+            && let Some(redundancy) =
+                self.in_cluster(|cluster| cluster.inherited_redundancy(dir))?
         {
             inode.xattrs.push((REDUNDANCY.to_vec(), redundancy));
         }
@@ -317,8 +317,8 @@ impl Node {
     /// `ENOENT`, `EISDIR`.
     pub fn unlink(&self, context: &Context, dir: Ino, name: &[u8]) -> Result<()> {
         // Between nodes the commit finds out what the name means now.
-        let believed =
-            if self.is_clustered() { self.meta.lookup_believed(dir, name) } else { None };
+        let alone = self.residency.peers.changes_namespace_alone();
+        let believed = if alone { None } else { self.meta.lookup_believed(dir, name) };
         let old = believed.is_some();
         let mut record = match believed.filter(|record| !record.is_directory()) {
             Some(record) => record,
@@ -480,9 +480,7 @@ impl Node {
             let flags = RenameFlags { durable, ..flags };
             Ok(self.meta.rename(from, to, flags, now, &in_use)?)
         })?;
-        if let Some(cluster) = &self.cluster {
-            cluster.tell_of_moved(&renamed, from, to);
-        }
+        self.tell_cluster(|cluster| cluster.tell_of_moved(&renamed, from, to));
         self.note_name_went(&renamed.moved, from);
         self.note_name_came(&renamed.moved, to);
         if renamed.exchanged.is_none() {

@@ -67,9 +67,7 @@ impl Node {
             let object = file.ino;
             self.residency.decide(forebay_core::steward::Event::Busy { object });
         }
-        if let Some(cluster) = &self.cluster {
-            cluster.pages_replaced(file);
-        }
+        self.tell_cluster(|cluster| cluster.pages_replaced(file));
         Ok(Opened { fh, mode, alias, dir: None })
     }
 

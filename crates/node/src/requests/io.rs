@@ -3,8 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use forebay_meta::Teller;
-use forebay_store::Presence;
-use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::cluster::Cluster;
@@ -17,7 +15,7 @@ use crate::node::Node;
 use crate::patterns::Accessor;
 use crate::residency::Residency;
 use crate::residency::charge::STEP;
-use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::fetch::FetchMode;
 use crate::residency::files::{File, FileRef};
 use crate::stream::OpenStream;
@@ -71,18 +69,14 @@ impl Node {
         }
         let location = file.location_for(context)?;
         let end = offset + buffer.len() as u64;
-        if let Some(place) = &location.place {
-            let there = match &place.presence {
-                None => true,
-                Some(presence) => presence.read().is_present(offset..end),
-            };
-            if there {
-                let read = place.object.read_at(buffer, offset)?;
+        if let Some(place) = location.place() {
+            if place.is_present(offset..end) {
+                let read = place.bytes().read_at(buffer, offset)?;
                 self.metrics.bytes.of(Source::Tier).add(read as u64);
                 self.patterns.note(by, offset, read, false, true);
                 return Ok(read);
             }
-        } else if matches!(location.base, Underlay::Zeros) {
+        } else if matches!(location.base(), Underlay::Zeros) {
             return Ok(0);
         }
         if let Some(stream) = handle.stream.get().cloned() {
@@ -186,9 +180,7 @@ impl Node {
         at: Option<u64>,
         data: &[u8],
     ) -> Result<(u64, usize)> {
-        if let Some(cluster) = &self.cluster {
-            cluster.check_fence()?;
-        }
+        self.in_cluster(Cluster::check_fence)?;
         if !context.may_wait() {
             if let Some(written) = self.write_at_once(context, file, at, data)? {
                 return Ok(written);
@@ -245,9 +237,7 @@ impl Node {
         let written = self.write_to_tier(context, file, offset, data)?;
         if let Some(written) = written {
             self.metrics.bytes.of(Source::Tier).add(written as u64);
-            if let Some(cluster) = &self.cluster {
-                cluster.consider_ahead(file, offset, end);
-            }
+            self.tell_cluster(|cluster| cluster.consider_ahead(file, offset, end));
         }
         Ok(written)
     }
@@ -260,8 +250,8 @@ impl Node {
 
     /// The length of an open file whose location the caller has in hand.
     pub(crate) fn length_in(&self, file: &File, location: &DataLocation) -> Result<u64> {
-        Ok(match (&location.place, &location.base) {
-            (Some(place), _) => place.object.len()?,
+        Ok(match (location.place(), location.base()) {
+            (Some(place), _) => place.bytes().len()?,
             (None, Underlay::Spill(spill)) => spill.size_and_mtime().0,
             (None, Underlay::Zeros | Underlay::Backing(_)) => self.meta.get(file.ino)?.attr.size,
         })
@@ -282,7 +272,7 @@ impl Node {
             false => file.location.try_read(),
         };
         let Some(mut location) = look() else { return Ok(None) };
-        if location.place.is_none() {
+        if location.place().is_none() {
             if !self.residency.begins_empty(file.ino, &location)? {
                 return Ok(None);
             }
@@ -293,14 +283,13 @@ impl Node {
             let Some(again) = look() else { return Ok(None) };
             location = again;
         }
-        let Some(place) = &location.place else { return Ok(None) };
+        let Some(place) = location.place() else { return Ok(None) };
         if !waits && Residency::needs_sync_to_change(place) {
             return Ok(None);
         }
         let end = offset + data.len() as u64;
-        if let Some(presence) = &place.presence
-            && !extents_ready(presence, offset, end)
-        {
+        // A write needs nothing but present extents.
+        if place.map().is_some_and(|map| !map.is_present(offset..end) || end > map.size()) {
             return Ok(None);
         }
         if self.writeback.needs_rest_below(place) {
@@ -322,9 +311,7 @@ impl Node {
         let ino = self.handle(fh)?.file.ino;
         let synced = self.sync_handle(context, fh, data_only);
         // After it: what is lost may have come to light meanwhile.
-        if let Some(cluster) = &self.cluster {
-            cluster.tell_losses(ino, Teller::Sync)?;
-        }
+        self.in_cluster(|cluster| cluster.tell_losses(ino, Teller::Sync))?;
         self.writeback.tell_rest_gone(context, ino)?;
         synced
     }
@@ -335,9 +322,7 @@ impl Node {
             return Ok(());
         }
         // The kernel may have written by itself what is none of this node's any more.
-        if let Some(cluster) = &self.cluster {
-            cluster.check_fence()?;
-        }
+        self.in_cluster(Cluster::check_fence)?;
         let file = handle.file.clone();
         drop(handle);
         self.safeguard_and_sync(&file, data_only)?;
@@ -367,40 +352,13 @@ impl Node {
         std::thread::scope(|scope| {
             let begun = scope.spawn(|| {
                 let location = file.location.read();
-                let place = location.place.as_ref();
+                let place = location.place();
                 place.map_or(Ok(()), |place| self.residency.sync_object(file, place, true))
             });
             cluster.safeguard(file)?;
             begun.join().unwrap_or(Ok(()))?;
             self.residency.sync_file(file, data_only)
         })
-    }
-
-    /// Before the kernel writes a file without asking: whatever it makes durable by itself, also by
-    /// `msync` or for `RWF_DSYNC`, is nothing without a header that says that the object is dirty, nor
-    /// without a record of its file. An object without bytes can wait: what makes the first of them durable
-    /// makes what was done to the object before durable as well, and the name of a new file is not what
-    /// such calls promise. `durably` if each write is to last, and so the name, too.
-    pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
-        if durably {
-            return self.residency.sync_file(file, false);
-        }
-        self.residency.write_again(file)?;
-        let location = file.location.read();
-        let Some(place) = &location.place else { return Ok(()) };
-        if place.object.len()? == 0 {
-            return self.residency.note_unseen_syncs(place);
-        }
-        if !self.meta.is_surely_kept(file.ino) {
-            self.meta.sync()?;
-        }
-        self.residency.note_sync(file, place)?;
-        if let Some(seen) = place.headers.unsynced() {
-            self.residency.sync_object(file, place, false)?;
-            self.residency.settle_object(file.ino, place.tier)?;
-            place.headers.synced(seen);
-        }
-        Ok(())
     }
 
     /// Whether a close of this handle has nothing to settle: nobody writes through it.
@@ -428,9 +386,7 @@ impl Node {
             return Ok(());
         }
         let handle = self.handle(fh)?;
-        if let Some(cluster) = &self.cluster {
-            cluster.note_pages(&handle);
-        }
+        self.tell_cluster(|cluster| cluster.note_pages(&handle));
         if !handle.write {
             return Ok(());
         }
@@ -438,16 +394,12 @@ impl Node {
         if self.flush_forwarded(context, &handle)? {
             return Ok(());
         }
-        if let Some(cluster) = &self.cluster {
-            cluster.check_fence()?;
-        }
+        self.in_cluster(Cluster::check_fence)?;
         let file = handle.file.clone();
         drop(handle);
         // What other nodes are shown from now on.
         self.residency.settle(&file)?;
-        if let Some(cluster) = &self.cluster {
-            cluster.safeguard(&file)?;
-        }
+        self.in_cluster(|cluster| cluster.safeguard(&file))?;
         if !through {
             return Ok(());
         }
@@ -458,13 +410,7 @@ impl Node {
 /// Whether a read may be one of a sequence that nobody has seen: what lies before it is there, or it
 /// is one of the first, which come in any order.
 fn goes_on(location: &DataLocation, offset: u64, extent: u64) -> bool {
-    let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
     let before = offset.saturating_sub(extent)..offset.saturating_sub(extent) + 1;
-    offset < extent || presence.is_some_and(|presence| presence.read().is_present(before))
-}
-
-/// Whether a write needs nothing but present extents.
-fn extents_ready(presence: &RwLock<Presence>, offset: u64, end: u64) -> bool {
-    let presence = presence.read();
-    presence.is_present(offset..end) && end <= presence.size()
+    let map = location.place().and_then(TierObject::map);
+    offset < extent || map.is_some_and(|map| map.is_present(before))
 }

@@ -84,9 +84,7 @@ impl Node {
         let how = Use { flags, alias, uid: context.uid, pid: context.pid };
         let open_here = |record: &Arc<Record>| {
             let waited = context.may_wait();
-            if let Some(cluster) = &self.cluster {
-                cluster.match_version(context, &file, record)?;
-            }
+            self.in_cluster(|cluster| cluster.match_version(context, &file, record))?;
             let waits = waited != context.may_wait();
             let newer = waits.then(|| self.meta.get_settled(ino)).transpose()?;
             let record = self.residency.as_seen_here(newer.as_ref().unwrap_or(record));
@@ -137,9 +135,7 @@ impl Node {
             context.wait()?;
             // Anything may have become of it meanwhile.
             record = self.residency.as_seen_here(&self.meta.get_settled(file.ino)?);
-            if let Some(cluster) = &self.cluster {
-                cluster.match_version(context, file, &record)?;
-            }
+            self.in_cluster(|cluster| cluster.match_version(context, file, &record))?;
         }
         // Who is refused one more open file has not emptied it.
         let share = self.handles.shares.take(how.uid)?;
@@ -153,7 +149,7 @@ impl Node {
         }
         let opened = self.attach(file, &record, how, share, stream)?;
         if how.writes() && opened.mode.passes() {
-            self.before_unseen_writes(file, how.durably()).inspect_err(|_| {
+            self.residency.before_unseen_writes(file, how.durably()).inspect_err(|_| {
                 if let Some(handle) = self.handles.get(opened.fh) {
                     // The write pin is the caller's still, who drops it.
                     handle.held.store(false, Ordering::Release);
@@ -175,8 +171,8 @@ impl Node {
         self.residency.load(context, file)?;
         let is_here = {
             let location = file.location_for(context)?;
-            let zeros = record.attr.size == 0 || !matches!(location.base, Underlay::Backing(_));
-            zeros || location.place.is_some()
+            let zeros = record.attr.size == 0 || !matches!(location.base(), Underlay::Backing(_));
+            zeros || location.place().is_some()
         };
         Ok(!is_here || !how.writes() && self.stream_rate(context, record)?.is_some())
     }
@@ -184,7 +180,7 @@ impl Node {
     /// Before an open of a file of which only a part is here: whether the rest goes with it.
     fn look_at_rest(&self, context: &Context, file: &FileRef) -> Result<()> {
         let partly = |location: &DataLocation| {
-            location.place.as_ref().is_some_and(|place| self.writeback.needs_rest_below(place))
+            location.place().is_some_and(|place| self.writeback.needs_rest_below(place))
         };
         self.residency.load(context, file)?;
         if !partly(&*file.location_for(context)?) {
@@ -192,7 +188,7 @@ impl Node {
         }
         context.wait()?;
         let location = file.location.read();
-        match &location.place {
+        match location.place() {
             Some(place) => self.writeback.check_rest_below(file, &location, place),
             None => Ok(()),
         }
@@ -201,13 +197,13 @@ impl Node {
     /// Whether an open of a file whose writes nobody will see has to wait for its tier's device.
     fn needs_sync_to_pass(&self, file: &File) -> bool {
         let location = file.location.read();
-        let Some(place) = &location.place else { return false };
+        let Some(place) = location.place() else { return false };
         self.residency.passthrough_refusal().is_none()
             && place.is_marked_whole()
             && (!self.meta.is_surely_kept(file.ino)
-                || !place.dirty.load(Ordering::Acquire)
-                || place.headers.unsynced().is_some())
-            && place.object.len().is_ok_and(|len| len > 0)
+                || !place.is_dirty()
+                || place.has_unsynced_header())
+            && place.bytes().len().is_ok_and(|len| len > 0)
     }
 
     /// A handle that may write keeps the file on this node for as long as it lives.
@@ -320,8 +316,8 @@ impl Node {
         let size = record.attr.size;
         let (resident, whole, nothing) = {
             let location = file.location.read();
-            let zeros = size == 0 || !matches!(location.base, Underlay::Backing(_));
-            let place = location.place.as_ref();
+            let zeros = size == 0 || !matches!(location.base(), Underlay::Backing(_));
+            let place = location.place();
             (place.is_some(), place.is_some_and(TierObject::has_all_bytes), zeros)
         };
         let rate = if write || nothing { None } else { self.stream_rate(context, record)? };
@@ -371,7 +367,7 @@ impl Node {
         let copied = write && self.is_synced_elsewhere(file, record);
         let location = file.location.read();
         let mut opens = file.opens.lock();
-        self.residency.turn_if_replaced(&mut opens, location.place.as_ref(), record)?;
+        self.residency.turn_if_replaced(&mut opens, location.place(), record)?;
         check_alias(&mut opens, how)?;
         self.busiest.count(file.ino.0);
         let (mut mode, promised) =
@@ -423,7 +419,7 @@ impl Node {
         if write {
             file.count_write();
             let to_object = mode.passes() && opens.passes_to_object();
-            if let Some(place) = location.place.as_ref().filter(|_| to_object) {
+            if let Some(place) = location.place().filter(|_| to_object) {
                 // From here on the kernel writes, or maps to be stored into, without asking: dirty
                 // before the reply.
                 marked = self.residency.mark_dirty_for_passthrough(file, place);
@@ -452,7 +448,7 @@ impl Node {
         }
         let may_pass = || {
             self.residency.passthrough_refusal().is_none()
-                && file.location.read().place.as_ref().is_some_and(TierObject::is_marked_whole)
+                && file.location.read().place().is_some_and(TierObject::is_marked_whole)
         };
         // What can't be found out counts as so: the daemon serves the open then.
         self.cluster().is_some_and(|cluster| {
@@ -513,17 +509,17 @@ impl Node {
         }
         // A daemon that writes may have to move extents away from under a passthrough reader.
         let serves_writer = opens.writers > 0;
-        match &location.place {
+        match location.place() {
             Some(place) if place.is_marked_whole() && !serves_writer => {
                 let promised = match write.then(|| self.promise_to_writer(file, location, record)) {
                     None => None,
                     Some(Ok(promised)) => Some(promised),
                     Some(Err(reason)) => return (self.served(reason, true, true), None),
                 };
-                match place.object.fd().map(|fd| self.register(fd)) {
+                match place.bytes().fd().map(|fd| self.register(fd)) {
                     Some(Ok(id)) => {
-                        place.passed.store(true, Ordering::Release);
-                        let object = object_id(place.object.fd());
+                        place.note_passed();
+                        let object = object_id(place.bytes().fd());
                         opens.now.registered = Some(Registered::new(id, false, object));
                         (OpenMode::Passthrough { id }, promised)
                     }
@@ -554,8 +550,8 @@ impl Node {
     ) -> (OpenMode, Option<(u8, u64)>) {
         let refused = || (self.served(RefusalReason::NotResident, true, false), None);
         let unseen = self.config.throttle.is_none() && self.streams.is_none();
-        let unseen = unseen && self.config.read_only && !self.is_clustered();
-        if !matches!(location.base, Underlay::Backing(_)) || !unseen {
+        let unseen = unseen && self.config.read_only && self.residency.peers.judges_store_alone();
+        if !matches!(location.base(), Underlay::Backing(_)) || !unseen {
             return refused();
         }
         let Ok(backing) = self.writeback.open_backing(record, Access::Read) else {
@@ -586,7 +582,7 @@ impl Node {
             || backing.fingerprint.is_some()
             || backing.pending.is_some()
             || file.writeback.flush_begun.load(Ordering::Acquire) > 0;
-        has_older && place.is_marked_whole() && place.object.len().is_ok_and(|len| len == 0)
+        has_older && place.is_marked_whole() && place.bytes().len().is_ok_and(|len| len == 0)
     }
 
     /// Room for a passthrough writer to grow into, if there is plenty.
@@ -596,7 +592,7 @@ impl Node {
         location: &DataLocation,
         record: &Record,
     ) -> std::result::Result<(u8, u64), RefusalReason> {
-        let place = location.place.as_ref().ok_or(RefusalReason::NotResident)?;
+        let place = location.place().ok_or(RefusalReason::NotResident)?;
         if self.may_be_older_after_a_cut(file, record, place) {
             return Err(RefusalReason::Emptied);
         }
@@ -606,14 +602,14 @@ impl Node {
         if self.config.writeback == WritebackPolicy::Through {
             return Err(RefusalReason::WriteThrough);
         }
-        let slot = &self.residency.tiers[usize::from(place.tier)];
+        let slot = &self.residency.tiers[usize::from(place.tier())];
         if self.config.passthrough == Passthrough::ReadWrite {
-            return Ok((place.tier, 0));
+            return Ok((place.tier(), 0));
         }
         let bytes = self.config.passthrough_reserve_bytes;
         let physically = slot.tier.usage().is_ok_and(|usage| usage.free >= 2 * bytes);
         if physically && slot.room.promise(bytes) {
-            return Ok((place.tier, bytes));
+            return Ok((place.tier(), bytes));
         }
         Err(RefusalReason::NoReservation)
     }
@@ -635,9 +631,7 @@ impl Node {
     /// Closes a handle: the kernel's last use of it.
     pub fn release(&self, fh: u64) {
         let Some(handle) = self.handles.take(fh) else { return };
-        if let Some(cluster) = &self.cluster {
-            cluster.note_pages(&handle);
-        }
+        self.tell_cluster(|cluster| cluster.note_pages(&handle));
         self.patterns.closed(fh, &handle);
         let file = handle.file.clone();
         if handle.mode.passes() && handle.write {
@@ -663,10 +657,8 @@ impl Node {
         if let Some((tier, bytes)) = handle.promised {
             self.residency.tiers[usize::from(tier)].room.unpromise(bytes);
         }
-        if let Some(cluster) = &self.cluster
-            && handle.held.load(Ordering::Acquire)
-        {
-            cluster.unpin(file.ino);
+        if handle.held.load(Ordering::Acquire) {
+            self.tell_cluster(|cluster| cluster.unpin(file.ino));
         }
         fail::fail_point!("node.release.before_settle");
         if handle.write && handle.mode.passes() {
@@ -738,8 +730,8 @@ impl Node {
         }
         // Whoever has it in hand for long waits for a slow device; an access time is not worth that.
         let Some(location) = file.location.try_read() else { return };
-        let Some(place) = &location.place else { return };
-        let Ok(stat) = place.object.stat() else { return };
+        let Some(place) = location.place() else { return };
+        let Ok(stat) = place.bytes().stat() else { return };
         let (known, seen) = (record.attr.atime, stat.atime);
         let stale =
             known <= record.attr.mtime || known <= record.attr.ctime || seen.sec - known.sec >= DAY;

@@ -105,7 +105,7 @@ impl Node {
         let record = self.meta.get(file.ino)?;
         let simple = {
             let location = file.location.read();
-            match &location.place {
+            match location.place() {
                 Some(place) => place.is_marked_whole() && !Residency::needs_sync_to_change(place),
                 None => self.residency.begins_empty(file.ino, &location)?,
             }
@@ -115,14 +115,14 @@ impl Node {
         }
         let (absent, new) = {
             let location = file.location.read();
-            (location.place.is_none(), self.residency.begins_empty(file.ino, &location)?)
+            (location.place().is_none(), self.residency.begins_empty(file.ino, &location)?)
         };
         if absent && new {
             self.residency.ensure_place(&file)?;
-        } else if absent && matches!(file.location.read().base, Underlay::Backing(_)) {
+        } else if absent && matches!(file.location.read().base(), Underlay::Backing(_)) {
             self.residency.begin_partial(&file, &record)?;
         }
-        if file.location.read().place.is_none() {
+        if file.location.read().place().is_none() {
             context.wait()?;
         }
         fail_at!("node.range.begin");
@@ -135,8 +135,8 @@ impl Node {
             } else {
                 location = self.allocate_range(context, &file, location, offset..end, keep)?;
             }
-            if let Some(place) = &location.place {
-                place.object.set_times(None, Some(clock::wall_time()))?;
+            if let Some(place) = location.place() {
+                place.bytes().set_times(None, Some(clock::wall_time()))?;
             }
         }
         if !file.is_open() {
@@ -179,7 +179,7 @@ impl Node {
         file.count_write();
         let len = self.length_in(file, location)?;
         let to = if keep { end.min(len) } else { end };
-        let fits = match &location.place {
+        let fits = match location.place() {
             None => false,
             Some(place) => {
                 self.writeback.check_rest_below(file, location, place)?;
@@ -187,7 +187,7 @@ impl Node {
                     || self.residency.fetch_edges(file, location, place, offset, to)?
             }
         };
-        let Some(place) = location.place.as_ref().filter(|_| fits) else {
+        let Some(place) = location.place().filter(|_| fits) else {
             let past = offset < to;
             return if past {
                 self.residency.zero_around(file, location, offset..to)
@@ -244,8 +244,8 @@ impl Node {
         location: &DataLocation,
         range: &Range<u64>,
     ) -> Result<bool> {
-        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
-        let is_paid = whole.is_some_and(|place| place.charge.unpaid(range.clone()) == 0);
+        let whole = location.place().filter(|place| place.is_marked_whole());
+        let is_paid = whole.is_some_and(|place| place.unpaid(range.clone()) == 0);
         Ok(!is_paid && range.end > range.start.max(self.length_in(file, location)?))
     }
 
@@ -275,15 +275,15 @@ impl Node {
 
     fn seek_here(&self, context: &Context, file: &FileRef, offset: u64, what: Seek) -> Result<u64> {
         let mut location = file.location_for(context)?;
-        if location.place.is_none() && !matches!(location.base, Underlay::Zeros) {
+        if location.place().is_none() && !matches!(location.base(), Underlay::Zeros) {
             location = file.wait_with(context, location)?;
         }
         if may_be_stored_into(file) {
             // What is in the kernel's pages only must not pass for a hole.
             return all_is_data(self.length_in(file, &location)?, offset, what);
         }
-        let Some(place) = &location.place else {
-            let found = match &location.base {
+        let Some(place) = location.place() else {
+            let found = match location.base() {
                 Underlay::Zeros => None,
                 Underlay::Spill(spill) => {
                     let (len, bytes) = (spill.size_and_mtime().0, &**spill.file());
@@ -298,15 +298,14 @@ impl Node {
             };
             return found.ok_or(NodeError::Posix(Errno::NXIO));
         };
-        let len = place.object.len()?;
+        let len = place.bytes().len()?;
         if offset >= len {
             return Err(NodeError::Posix(Errno::NXIO));
         }
-        let Some(presence) = &place.presence else {
-            return seek_in(&*place.object, offset, what)?.ok_or(NodeError::Posix(Errno::NXIO));
+        let Some(map) = place.map() else {
+            return seek_in(place.bytes(), offset, what)?.ok_or(NodeError::Posix(Errno::NXIO));
         };
-        seek_in_parts(&presence.read(), &*place.object, offset..len, what)?
-            .ok_or(NodeError::Posix(Errno::NXIO))
+        seek_in_parts(&map, place.bytes(), offset..len, what)?.ok_or(NodeError::Posix(Errno::NXIO))
     }
 
     /// Copies between open files; returns the bytes copied, fewer at the end of the source, or where

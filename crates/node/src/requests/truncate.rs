@@ -12,7 +12,7 @@ use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::requests::in_use::InUse;
 use crate::residency::Residency;
-use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::data_location::{DataLocation, TierObject};
 use crate::residency::files::FileRef;
 use crate::residency::spill::is_no_room;
 use crate::writeback::in_place::Cut;
@@ -76,7 +76,7 @@ impl Node {
         self.drop_privileges(context, file)?;
         let needs_base = {
             let location = file.location.read();
-            location.place.is_none()
+            location.place().is_none()
                 && size > 0
                 && !self.residency.begins_empty(file.ino, &location)?
         };
@@ -84,7 +84,7 @@ impl Node {
             context.wait()?;
             self.residency.begin_partial(file, record)?;
         } else if size > 0
-            && file.location.read().place.is_none()
+            && file.location.read().place().is_none()
             && !self.residency.ensure_place(file)?
         {
             context.wait()?;
@@ -94,7 +94,7 @@ impl Node {
         self.given_up.check(context)?;
         file.count_write();
         fail_at!("node.truncate.before_object");
-        if let Some(place) = location.place.as_ref().filter(|_| size > 0) {
+        if let Some(place) = location.place().filter(|_| size > 0) {
             self.writeback.check_rest_below(file, &location, place)?;
         }
         self.residency.change_length(file, &mut location, size)
@@ -107,10 +107,7 @@ impl Node {
         };
         file.location.try_write().is_some_and(|location| match size {
             0 => is_emptied_at_once(&location),
-            _ => {
-                !matches!(location.base, Underlay::Spill(_))
-                    && !location.place.as_ref().is_some_and(waits)
-            }
+            _ => !location.is_spilled() && !location.place().is_some_and(waits),
         })
     }
 
@@ -126,7 +123,7 @@ impl Node {
         if !context.may_wait() {
             let is_quick = |location: &RwLockWriteGuard<'_, DataLocation>| match emptied {
                 true => is_emptied_at_once(location),
-                false => location.place.as_ref().is_some_and(|place| {
+                false => location.place().is_some_and(|place| {
                     place.is_marked_whole() && !Residency::needs_sync_to_change(place)
                 }),
             };
@@ -142,6 +139,6 @@ impl Node {
 /// Whether all can be taken from a file without waiting for a device: neither has it a spill file, nor a map
 /// that goes only when the header is durable.
 fn is_emptied_at_once(location: &DataLocation) -> bool {
-    let in_part = location.place.as_ref().is_some_and(|place| !place.is_marked_whole());
-    !in_part && !matches!(location.base, Underlay::Spill(_))
+    let in_part = location.place().is_some_and(|place| !place.is_marked_whole());
+    !in_part && !location.is_spilled()
 }

@@ -171,7 +171,7 @@ impl Residency {
     /// After a failure the record says what there is.
     fn take_back_length(&self, location: &DataLocation, before: &Record) {
         let (len, dirty) = match (&location.place, &location.base) {
-            (Some(place), _) => (place.object.len().ok(), place.dirty.load(Ordering::Acquire)),
+            (Some(place), _) => (place.object.len().ok(), place.is_dirty()),
             (None, Underlay::Spill(spill)) => (Some(spill.size_and_mtime().0), true),
             (None, _) => (None, false),
         };
@@ -208,7 +208,7 @@ impl Residency {
             self.note_syncs_before_emptying(place)?;
             place.object.set_len(0)?;
             if let Err(error) = self.mark_dirty(file, place) {
-                if !place.dirty.load(Ordering::Acquire) {
+                if !place.is_dirty() {
                     let tier = &self.tiers[usize::from(place.tier)].tier;
                     drop(tier.remove(file.ino.0));
                     self.forget_resident(file.ino, location.place.take().as_ref());

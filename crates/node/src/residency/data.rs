@@ -2,17 +2,15 @@
 //! before they change, settled when the last writer has closed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::Event;
 use forebay_core::unit;
-use forebay_meta::{Attr, Moment, Queue, Record, Times};
-use forebay_store::{Believed, ErrorClass, Header};
-use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
+use forebay_meta::{Attr, Moment, Record, Times};
+use forebay_store::{Believed, ErrorClass};
+use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
-
-use parking_lot::RwLock;
 
 use crate::config::WritebackPolicy;
 use crate::context::Context;
@@ -22,12 +20,11 @@ use crate::failpoints::fail_at;
 use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::data_location::{
-    Charge, DataLocation, Headers, TierObject, Underlay, is_built_upon_another,
+    Charge, DataLocation, TierObject, Underlay, is_built_upon_another,
 };
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::compose;
 use crate::residency::residents::Resident;
-use crate::residency::synced::len_to_first_hole;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
 const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
@@ -80,11 +77,10 @@ impl Residency {
         let want = buffer.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
         let buffer = &mut buffer[..want];
         let range = offset..offset + want as u64;
-        let Some(presence) = &place.presence else {
+        if place.is_marked_whole() {
             return Ok(place.object.read_at(buffer, offset)?);
-        };
-        let mut absent = Vec::new();
-        presence.read().missing_runs(range, &mut absent);
+        }
+        let absent = place.absent(range);
         let from_tier = |from: u64, part: &mut [u8]| {
             let read = place.object.read_at(part, from)?;
             part[read..].fill(0);
@@ -93,7 +89,7 @@ impl Residency {
         };
         let from_base = |from: u64, part: &mut [u8]| {
             // Others may have changed it in place, and what is here was written over what it was.
-            let read = match place.dirty.load(Ordering::Acquire) {
+            let read = match place.is_dirty() {
                 true => self.read_known_base(file, &location.base, from, part)?,
                 false => self.read_base(file, &location.base, from, part)?,
             };
@@ -120,7 +116,7 @@ impl Residency {
         location.base = if record.spilled {
             self.spill_base(file, &record)?
         } else if has_version && (location.place.is_some() || !emptied)
-            || !self.peers.is_clustered() && is_built_upon_another(location.place.as_ref())?
+            || self.peers.judges_store_alone() && is_built_upon_another(location.place.as_ref())?
         {
             Underlay::backing()
         } else {
@@ -195,19 +191,11 @@ impl Residency {
                     self.forget_resident(ino, None);
                     return Ok(None);
                 }
-                map => map?.map(RwLock::new),
+                map => map?,
             },
         };
-        let place = TierObject {
-            tier: resident.tier,
-            object,
-            presence,
-            charge: Charge::new(resident.charged, 0),
-            dirty: AtomicBool::new(resident.dirty),
-            passed: AtomicBool::new(false),
-            headers: Headers::default(),
-        };
-        Ok(Some(place))
+        let charge = Charge::new(resident.charged, 0);
+        Ok(Some(TierObject::new(resident.tier, object, presence, charge, resident.dirty)))
     }
 
     /// The spill file of a file, or what became of it.
@@ -226,117 +214,6 @@ impl Residency {
                 Err(Errno::IO.into())
             }
         }
-    }
-
-    /// Takes an object out of the residency index and gives its room back: what it is charged now,
-    /// if the file is in use.
-    pub(crate) fn forget_resident(&self, ino: Ino, place: Option<&TierObject>) {
-        if let Some(resident) = self.residents.remove(ino.0) {
-            let charged = place.map_or(resident.charged, |place| place.charge.bytes());
-            if !self.leave_to_kernel(ino, place, (resident.tier, charged)) {
-                self.tiers[usize::from(resident.tier)].room.give_all(charged);
-            }
-            self.decide(Event::Removed { object: ino });
-        }
-        self.failed_syncs.forget(ino);
-    }
-
-    /// An object that the kernel reads by itself takes up its room until it is closed; whether it
-    /// does.
-    fn leave_to_kernel(&self, ino: Ino, place: Option<&TierObject>, charged: (u8, u64)) -> bool {
-        let (Some(place), Some(file)) = (place, self.files.peek(ino)) else { return false };
-        let mut opens = file.opens.lock();
-        let Some(registered) = opens.now.registered.as_mut().filter(|r| !r.bypass) else {
-            return false;
-        };
-        let this = registered.object == crate::residency::inode_alias::object_id(place.object.fd());
-        if this {
-            registered.charged = Some(charged);
-        }
-        this
-    }
-
-    /// The header that an object of this file should carry.
-    pub(crate) fn header_for(&self, record: &Record, whole: bool, dirty: bool) -> Header {
-        let path = self.meta.path(record.ino).ok().flatten().unwrap_or_default();
-        let cut = path.len().saturating_sub(Header::PATH_MAX);
-        Header {
-            ino: record.ino.0,
-            dirty,
-            whole,
-            writing: dirty,
-            spilled: record.spilled,
-            size: record.attr.size,
-            base: record.backing.fingerprint,
-            mode: record.attr.perm,
-            uid: record.attr.uid,
-            gid: record.attr.gid,
-            mtime: record.attr.mtime,
-            path: std::os::unix::ffi::OsStringExt::from_vec(path[cut..].to_vec()),
-            path_truncated: cut > 0,
-            ..Header::default()
-        }
-    }
-
-    /// Whether [`Residency::mark_dirty`] has to wait for the tier's device.
-    pub(crate) fn needs_sync_to_change(place: &TierObject) -> bool {
-        !place.dirty.load(Ordering::Acquire)
-            && place.is_marked_whole()
-            && place.object.len().is_ok_and(|len| len > 0)
-    }
-
-    /// Marks the object dirty, durably against the death of the daemon, before its first change.
-    ///
-    /// A header that says dirty makes the object what counts. So the bytes that it was fetched with,
-    /// or that were written back from it, are durable before: else a power cut would leave them as
-    /// zeros in place of those that the backing store has. (A map knows which of them are.)
-    pub(crate) fn mark_dirty(&self, file: &File, place: &TierObject) -> Result<()> {
-        if file.gone.get().is_some() {
-            return Err(Errno::STALE.into());
-        }
-        if place.dirty.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let _growing = place.charge.growing.lock();
-        if place.dirty.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let record = self.meta.get(file.ino)?;
-        if Self::needs_sync_to_change(place) {
-            self.write_clean_again(file, place)?;
-            self.sync_object(file, place, true)?;
-        }
-        let mut header = place.object.header()?;
-        header.dirty = true;
-        header.writing = true;
-        // What changed that before may have failed, and have been carried out all the same: from here on
-        // just that map is kept up to date which is in use.
-        header.whole = place.is_marked_whole();
-        // Whatever a power cut leaves of it has what it was a copy of, or what was written since.
-        header.covered = header.base.is_some() && place.object.len()? > 0;
-        // With size 0 it would have been empty.
-        header.size = len_to_first_hole(place)?.max(u64::from(header.covered));
-        let path = self.header_for(&record, header.whole, true);
-        header.path = path.path;
-        header.path_truncated = path.path_truncated;
-        fail_at!("node.dirty.before_header");
-        place.set_header(&header)?;
-        fail_at!("node.dirty.after_header");
-        place.dirty.store(true, Ordering::Release);
-        self.set_resident(file.ino, place);
-        self.decide(Event::Dirty { object: file.ino });
-        Ok(())
-    }
-
-    /// Enters an object into the residency index as it is now.
-    pub(crate) fn set_resident(&self, ino: Ino, place: &TierObject) {
-        let resident = Resident {
-            tier: place.tier,
-            whole: place.is_marked_whole(),
-            dirty: place.dirty.load(Ordering::Acquire),
-            charged: place.charge.bytes(),
-        };
-        self.residents.set(ino.0, resident);
     }
 
     /// Corrects a charge to what the object really takes up. The caller has the location for
@@ -373,7 +250,7 @@ impl Residency {
     pub(crate) fn settle_by(&self, file: &FileRef, deadline: Option<Instant>) -> Result<bool> {
         if let Some(location) = file.location.try_write()
             && let Some(place) = &location.place
-            && place.dirty.load(Ordering::Acquire)
+            && place.is_dirty()
         {
             self.true_up(file, place)?;
             // Nobody writes, opens or closes it now.
@@ -390,7 +267,7 @@ impl Residency {
         };
         let one_at_a_time = file.times.lock();
         let (size, mtime) = match (&location.place, &location.base) {
-            (Some(place), _) if place.dirty.load(Ordering::Acquire) => {
+            (Some(place), _) if place.is_dirty() => {
                 let stat = place.object.stat()?;
                 (stat.size, stat.mtime)
             }
@@ -411,12 +288,6 @@ impl Residency {
         Ok(true)
     }
 
-    /// Whether a tier has bytes of a file of which its record may not speak yet: it is open, and
-    /// was written to.
-    pub(crate) fn is_unsettled(&self, ino: Ino) -> bool {
-        self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
-    }
-
     /// The record of a file that is to be judged says what was written to it.
     pub(crate) fn settle_if_unsettled(&self, ino: Ino) -> Result<bool> {
         let unsettled = self.is_unsettled(ino);
@@ -424,74 +295,6 @@ impl Residency {
             self.settle(&self.files.get(ino))?;
         }
         Ok(unsettled)
-    }
-
-    /// The record follows what was written to a file; false if it is gone.
-    fn record_written(&self, ino: Ino, size: u64, mtime: Timestamp) -> Result<bool> {
-        let mut mine = true;
-        let settled = self.meta.update(ino, None, |record| {
-            mine = self.peers.may_have_written(record);
-            if !mine {
-                // Another node has taken the file over: what was written here does not count.
-                return Queue::No;
-            }
-            show_written(&mut record.attr, size, mtime);
-            record.mark_dirty();
-            Queue::Yes
-        });
-        match settled {
-            Ok(_) if !mine => Err(Errno::STALE.into()),
-            Ok(_) => Ok(true),
-            Err(forebay_meta::Error::Stale(_)) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// The record of a file follows the version that the backing store has.
-    pub(crate) fn revert_to(&self, ino: Ino, found: forebay_meta::Fingerprint) -> Result<()> {
-        self.follow_version(ino, found, false)
-    }
-
-    /// As [`Residency::revert_to`]; of a file that was written back and not reported, as its daemon was
-    /// killed, what programs have set since stays (`killed`).
-    pub(crate) fn follow_version(
-        &self,
-        ino: Ino,
-        found: forebay_meta::Fingerprint,
-        killed: bool,
-    ) -> Result<()> {
-        self.meta.update(ino, None, |record| {
-            record.mark_clean();
-            record.attr.size = found.size;
-            if !(killed && record.backing.attrs_differ) {
-                record.attr.mtime = found.mtime;
-            }
-            record.backing.fingerprint = Some(found);
-            Queue::Yes
-        })?;
-        Ok(())
-    }
-
-    /// Before an object counts as clean, and its size and time as those of the record: whoever has
-    /// closed the file may not have come to settle it yet, and finds nothing to do then.
-    pub(crate) fn settle_before_clean(&self, file: &File, place: &TierObject) -> Result<()> {
-        if !place.dirty.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let one_at_a_time = file.times.lock();
-        let stat = place.object.stat()?;
-        let mtime = stat.mtime;
-        match self.meta.get(file.ino) {
-            Ok(record) if record.attr.size != stat.size || record.attr.mtime != mtime => {
-                self.record_written(file.ino, stat.size, mtime)?;
-            }
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-        drop(one_at_a_time);
-        // Perhaps by a mapping that outlasted its open file, of which nobody has told the kernel.
-        self.forget_object(file.ino, false);
-        Ok(())
     }
 
     /// Asks for the write-back of a file that was closed just now.
@@ -530,50 +333,6 @@ impl Residency {
             }
         }
         left
-    }
-
-    /// Changes the header of an object. Others may want to at the same time, under the read lock of
-    /// the location as well, and neither change may be lost.
-    pub(crate) fn edit_header(
-        &self,
-        place: &TierObject,
-        edit: impl FnOnce(&mut Header) -> Result<()>,
-    ) -> Result<()> {
-        let _one_at_a_time = place.charge.growing.lock();
-        let mut header = place.object.header()?;
-        edit(&mut header)?;
-        place.set_header(&header)
-    }
-
-    /// The object equals the backing store's version (`base`, or the one it had before).
-    pub(crate) fn mark_clean(
-        &self,
-        file: &File,
-        place: &TierObject,
-        base: Option<Fingerprint>,
-    ) -> Result<()> {
-        let _one_at_a_time = place.charge.growing.lock();
-        let mut header = place.object.header()?;
-        header.dirty = false;
-        header.writing = false;
-        // From here on the backing store has what was synced.
-        (header.synced, header.covered) = (false, false);
-        if base.is_some() {
-            header.spilled = false;
-            header.base = base;
-            // Only now: a flush under way may be about to publish what it announced there.
-            header.pending = None;
-        }
-        fail_at!("node.clean.before_header");
-        place.set_header(&header)?;
-        fail_at!("node.clean.after_header");
-        place.dirty.store(false, Ordering::Release);
-        self.set_resident(file.ino, place);
-        if let Some(version) = base {
-            self.peers.pages_published(file.ino, version);
-        }
-        self.decide(Event::Clean { object: file.ino });
-        Ok(())
     }
 
     /// The attributes of an inode as programs see them now, and its blocks of 512 bytes: those of
@@ -621,7 +380,7 @@ impl Residency {
         }
         if let Some((file, Some(location))) = &location {
             let stat = match (&location.place, &location.base) {
-                (Some(place), _) if place.dirty.load(Ordering::Acquire) => place.object.stat().ok(),
+                (Some(place), _) if place.is_dirty() => place.object.stat().ok(),
                 (None, Underlay::Spill(spill)) => {
                     let (size, mtime) = spill.size_and_mtime();
                     show_written(&mut attr, size, mtime);

@@ -1,75 +1,158 @@
 //! Where a file's bytes are: an object on a tier, and the underlay that fills its gaps.
 //!
-//! A file is in one of these states, and leaves it by the transitions named, which have the location for
-//! themselves, or hold `Charge::growing` where they only mark. Beside them, write-back lets go of a spill
-//! file that it has published and cuts a file that is below alone (`writeback/flush.rs`, `in_place.rs`), and
-//! recovery and other nodes' take-overs put in place what was left (`lifecycle/`, `cluster/redundancy/`).
-//!
-//! | State | Object, its header | Underlay | Goes to |
-//! |---|---|---|---|
-//! | below | none | the version below, or zeros | partial: `begin_partial`; whole: `ensure_place` of a file without bytes; spilled: `ensure_spill` |
-//! | partial, clean | map, clean | the version below | whole: `finish_if_whole`; partial, dirty: `mark_dirty`; below: `evict` |
-//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`; partial: `evict_tail`; below: `evict` |
-//! | partial, dirty | map, dirty | the version that its header names | whole, dirty: `finish_if_whole`; partial, clean: `mark_clean`; spilled: `evacuate` |
-//! | whole, dirty | no map, dirty | none | whole, clean: `mark_clean`; spilled: `evacuate`; empty: `change_length` |
-//! | spilled | none, or what was yielded to a spill file | a spill file over the version below | below: write-back publishes the spill file, `let_go_of_spill`; empty: `change_length` |
-//! | lost | none, and the record says dirty | none that counts | whole: `replace_lost`, by a change of the length to 0 |
-//!
-//! An object in any state but "spilled" moves between tiers (`move_object`) and keeps its state.
-//!
-//! Invariants:
-//! - An object whose header says clean has, in each extent that is there, the bytes of the version below.
-//!   The random tests compare them after each step.
-//! - A byte changes only after the header says dirty, and the map too, if there is one (`changes.rs`).
-//! - The record never says that a file is longer than what is there, and follows the object when the last
-//!   writer closes (`settle`): until then the header alone knows of the changes.
-//! - A file that others have taken away below stays as it is for those who have it open (`File::gone`), and
-//!   nothing makes it dirty any more.
+//! `state.rs` has the states that this makes, and who changes them. Rooms above read it here.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_store::{BackingFile, Header, Object, Presence};
+use forebay_store::{BackingFile, Bytes, Header, Object, Presence};
 use forebay_types::Fingerprint;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::Result;
 use crate::residency::data::BLOCK;
 use crate::residency::overlay::Spill;
 
-/// Where the bytes of one file are.
-#[derive(Default)]
+/// Where the bytes of one file are. Only residency makes and changes it.
 pub struct DataLocation {
     /// Whether the rest was looked up since the file came into use.
-    pub loaded: bool,
+    pub(super) loaded: bool,
     /// The object on a tier, if any.
-    pub place: Option<TierObject>,
+    pub(super) place: Option<TierObject>,
     /// What the bytes are that the object does not hold.
-    pub base: Underlay,
+    pub(super) base: Underlay,
 }
 
 /// An object on a tier.
 pub struct TierObject {
     /// Which tier, 0 the fastest.
-    pub tier: u8,
+    pub(super) tier: u8,
     /// The object. The node holds this one descriptor of it, so that a lease can prove that
     /// nobody else has it open or mapped.
-    pub object: Arc<dyn Object>,
+    pub(super) object: Arc<dyn Object>,
     /// Which extents are there; `None` once the header says that all are ([`Self::is_marked_whole`]).
-    pub presence: Option<RwLock<Presence>>,
+    pub(super) presence: Option<RwLock<Presence>>,
     /// What it takes up of its tier's room.
-    pub charge: Charge,
+    pub(super) charge: Charge,
     /// Whether the header says dirty.
-    pub dirty: AtomicBool,
+    pub(super) dirty: AtomicBool,
     /// Whether the kernel was given the object for passthrough since it is in use: programs may
     /// read it, or have it mapped, without asking.
-    pub passed: AtomicBool,
+    pub(super) passed: AtomicBool,
     /// What of its header is durable.
-    pub headers: Headers,
+    pub(super) headers: Headers,
+}
+
+impl DataLocation {
+    /// That of a file that comes into use, and is not looked up yet.
+    pub(super) fn unknown() -> Self {
+        DataLocation { loaded: false, place: None, base: Underlay::Zeros }
+    }
+
+    /// The object on a tier, if there is one.
+    pub(crate) fn place(&self) -> Option<&TierObject> {
+        self.place.as_ref()
+    }
+
+    /// What the bytes are that the object does not hold.
+    pub(crate) fn base(&self) -> &Underlay {
+        &self.base
+    }
+
+    /// Whether it was looked up since the file came into use.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded
+    }
+
+    /// Whether bytes of the file are in a spill file.
+    pub(crate) fn is_spilled(&self) -> bool {
+        matches!(self.base, Underlay::Spill(_))
+    }
 }
 
 impl TierObject {
+    /// An object that nobody has in use yet.
+    pub(super) fn new(
+        tier: u8,
+        object: Arc<dyn Object>,
+        map: Option<Presence>,
+        charge: Charge,
+        dirty: bool,
+    ) -> Self {
+        TierObject {
+            tier,
+            object,
+            presence: map.map(RwLock::new),
+            charge,
+            dirty: dirty.into(),
+            passed: false.into(),
+            headers: Headers::default(),
+        }
+    }
+
+    /// Which tier, 0 the fastest.
+    pub(crate) fn tier(&self) -> u8 {
+        self.tier
+    }
+
+    /// Its bytes, to be read. Whoever changes them says so before ([`Residency`](super::Residency)).
+    pub(crate) fn bytes(&self) -> &dyn Bytes {
+        &*self.object
+    }
+
+    /// As [`Self::bytes`], for who has not got the file in hand.
+    pub(crate) fn shared_bytes(&self) -> Arc<dyn Bytes> {
+        self.object.clone()
+    }
+
+    /// What the object says of itself.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub(crate) fn header(&self) -> Result<Header> {
+        Ok(self.object.header()?)
+    }
+
+    /// Whether the object has bytes that the backing store lacks, or may get some at any moment.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// The map of an object that is not marked whole.
+    pub(crate) fn map(&self) -> Option<RwLockReadGuard<'_, Presence>> {
+        self.presence.as_ref().map(RwLock::read)
+    }
+
+    /// Whether every byte of a range is in the object.
+    pub(crate) fn is_present(&self, range: Range<u64>) -> bool {
+        self.map().is_none_or(|map| map.is_present(range))
+    }
+
+    /// What of a range is not in the object, and has to be read from below.
+    pub(crate) fn absent(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut absent = Vec::new();
+        if let Some(map) = self.map() {
+            map.missing_runs(range, &mut absent);
+        }
+        absent
+    }
+
+    /// The kernel reads the object by itself from now on.
+    pub(crate) fn note_passed(&self) {
+        self.passed.store(true, Ordering::Release);
+    }
+
+    /// Whether the object is not known to be durable as its header says.
+    pub(crate) fn has_unsynced_header(&self) -> bool {
+        self.headers.unsynced().is_some()
+    }
+
+    /// How much of a range is not charged to its tier yet.
+    pub(crate) fn unpaid(&self, range: Range<u64>) -> u64 {
+        self.charge.unpaid(range)
+    }
+
     /// Whether the header says that the object has all bytes. No map counts then, and none is to be kept
     /// up to date: this is what lets the kernel have the object.
     pub fn is_marked_whole(&self) -> bool {
@@ -79,17 +162,13 @@ impl TierObject {
     /// Whether the object has all bytes. Its map may be in use still: until it was made durable that
     /// they are there, and as long as a spill file lies below.
     pub fn has_all_bytes(&self) -> bool {
-        self.presence.as_ref().is_none_or(|presence| presence.read().is_whole())
+        self.map().is_none_or(|map| map.is_whole())
     }
 
     /// Whether bytes of the file are neither in the object nor zeros, but those of a version below. An
     /// object may lack extents and no bytes: those beyond the end of what lies below.
     pub fn lacks_bytes(&self) -> bool {
-        self.presence.as_ref().is_some_and(|presence| {
-            let (presence, mut missing) = (presence.read(), Vec::new());
-            presence.missing_runs(0..presence.size(), &mut missing);
-            !missing.is_empty()
-        })
+        !self.absent(0..u64::MAX).is_empty()
     }
 }
 
@@ -163,7 +242,7 @@ impl TierObject {
     ///
     /// # Errors
     /// What the tier says.
-    pub fn set_header(&self, header: &Header) -> Result<()> {
+    pub(super) fn set_header(&self, header: &Header) -> Result<()> {
         let set = match self.object.set_header(header) {
             Err(error) if !self.object.header().is_ok_and(|now| now == *header) => Err(error),
             _ => Ok(()),

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{MetaStore, Queue, Record};
 use forebay_store::backing::{Access, Dir};
-use forebay_store::{Attributes, BackingFile, BackingStore, Believed, Object, Tier};
+use forebay_store::{Attributes, BackingFile, BackingStore, Believed, Bytes, Tier};
 use forebay_types::{FileKind, Fingerprint};
 
 use crate::error::Result;
@@ -108,18 +108,19 @@ fn place_below<'p>(backing: &dyn BackingStore, path: &'p [u8]) -> Result<Option<
 
 /// Whether an object has the bytes of a file in the backing store in a range.
 pub(crate) fn is_equal(
-    object: &dyn Object,
+    object: &dyn Bytes,
     file: &dyn BackingFile,
     range: Range<u64>,
 ) -> Result<bool> {
     let mut at = range.start;
+    let most = PIECE.min(range.end.saturating_sub(at)) as usize;
+    let (mut ours, mut theirs) = (vec![0; most], vec![0; most]);
     while at < range.end {
-        let len = PIECE.min(range.end - at) as usize;
-        let (mut ours, mut theirs) = (vec![0; len], vec![0; len]);
+        let len = most.min(usize::try_from(range.end - at).unwrap_or(most));
         let mut read = 0;
         while read < len {
-            let here = object.read_at(&mut ours[read..], at + read as u64)?;
-            let there = file.read_at(&mut theirs[read..], at + read as u64)?;
+            let here = object.read_at(&mut ours[read..len], at + read as u64)?;
+            let there = file.read_at(&mut theirs[read..len], at + read as u64)?;
             let both = here.min(there);
             if both == 0 || ours[read..read + both] != theirs[read..read + both] {
                 return Ok(false);

@@ -21,7 +21,7 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
 use crate::residency::TierSlot;
-use crate::residency::data_location::{Charge, Headers, TierObject, Underlay};
+use crate::residency::data_location::{Charge, TierObject, Underlay};
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
@@ -194,7 +194,7 @@ impl Residency {
         let Some(place) = location.place.as_mut().filter(|place| place.tier == tier) else {
             return Ok(false);
         };
-        if place.dirty.load(Ordering::Acquire) || self.maybe_mapped(place) {
+        if place.is_dirty() || self.maybe_mapped(place) {
             return Ok(false);
         }
         if place.is_marked_whole() {
@@ -238,7 +238,7 @@ impl Residency {
             return Ok(false);
         }
         let target = &self.tiers[usize::from(to)];
-        let (charged, dirty) = (place.charge.bytes(), place.dirty.load(Ordering::Acquire));
+        let (charged, dirty) = (place.charge.bytes(), place.is_dirty());
         if !self.take_room(to, charged) {
             return Ok(false);
         }
@@ -270,15 +270,8 @@ impl Residency {
             tracing::warn!(%ino, %error, "the removal of an object is not durable yet");
         }
         old.room.give_all(charged);
-        let place = TierObject {
-            tier: to,
-            object,
-            presence: None,
-            charge: Charge::new(charged, if size <= charged { size } else { 0 }),
-            dirty: dirty.into(),
-            passed: false.into(),
-            headers: Headers::default(),
-        };
+        let charge = Charge::new(charged, if size <= charged { size } else { 0 });
+        let place = TierObject::new(to, object, None, charge, dirty);
         self.set_resident(ino, &place);
         self.announce_resident(ino, &place);
         location.place = Some(place);
@@ -296,7 +289,7 @@ impl Residency {
         let limits = self.limits(Priority::Rebalance);
         copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
         object.set_len(stat.size)?;
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             object.sync(false)?;
         }
         fail_at!("node.move.copied");
@@ -318,7 +311,7 @@ impl Residency {
         header.whole = true;
         header.moves += 1;
         object.set_header(&header)?;
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             object.sync(false)?;
             self.tiers[usize::from(to)].tier.sync_dir(ino.0)?;
         }

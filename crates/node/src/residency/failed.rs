@@ -120,8 +120,7 @@ impl Residency {
         let mut location = file.location.write();
         let clean = self.residents.get(file.ino.0).is_some_and(|resident| !resident.dirty);
         let there = |place: &crate::residency::data_location::TierObject| {
-            self.tier_has_failed(place.tier)
-                && !place.dirty.load(std::sync::atomic::Ordering::Acquire)
+            self.tier_has_failed(place.tier) && !place.is_dirty()
         };
         if !clean || !location.place.as_ref().is_some_and(there) {
             return Ok(false);

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use forebay_core::steward::{Event, Placement};
 use forebay_core::unit;
@@ -11,7 +11,7 @@ use forebay_meta::Record;
 use forebay_store::copy::{self, Cancel, Limits, Pass, Priority, Turns};
 use forebay_store::{BackingFile, ErrorClass, Object, Presence};
 use forebay_types::Ino;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::Result;
@@ -20,9 +20,7 @@ use crate::metrics::Source;
 use crate::pool::Urgency;
 use crate::residency::Residency;
 use crate::residency::data::BLOCK;
-use crate::residency::data_location::{
-    Admitted, AtRange, Charge, Gaps, Headers, TierObject, Underlay,
-};
+use crate::residency::data_location::{Admitted, AtRange, Charge, Gaps, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::room::no_room;
 use crate::residency::room::write_all;
@@ -279,15 +277,8 @@ impl Residency {
         match made {
             Ok(Some(object)) => {
                 self.metrics.bytes.of(source).add(size);
-                Ok(Some(TierObject {
-                    tier,
-                    object,
-                    presence: None,
-                    charge: Charge::new(charge, charge - BLOCK),
-                    dirty: AtomicBool::new(false),
-                    passed: AtomicBool::new(false),
-                    headers: Headers::default(),
-                }))
+                let charge = Charge::new(charge, charge - BLOCK);
+                Ok(Some(TierObject::new(tier, object, None, charge, false)))
             }
             failed => {
                 slot.room.give(charge);
@@ -371,15 +362,7 @@ impl Residency {
             fail_at!("node.partial.made");
             object.set_len(size)?;
             object.set_times(Some(record.attr.atime), Some(record.attr.mtime))?;
-            Ok(TierObject {
-                tier,
-                object,
-                presence: Some(RwLock::new(presence)),
-                charge: Charge::new(charge, 0),
-                dirty: AtomicBool::new(false),
-                passed: AtomicBool::new(false),
-                headers: Headers::default(),
-            })
+            Ok(TierObject::new(tier, object, Some(presence), Charge::new(charge, 0), false))
         })();
         let place = match made {
             Ok(place) => place,
@@ -538,12 +521,7 @@ impl Residency {
             return Ok(false);
         }
         let Some((tier, base)) = self.base_to_fill_from(file)? else { return Ok(false) };
-        let mut runs = Vec::new();
-        if let Some(place) = &file.location.read().place
-            && let Some(presence) = &place.presence
-        {
-            presence.read().missing_runs(range, &mut runs);
-        }
+        let runs = file.location.read().place().map_or_else(Vec::new, |place| place.absent(range));
         fail_at!("node.fill.begin");
         for run in runs {
             let len = run.end - run.start;
@@ -622,8 +600,7 @@ impl Residency {
         let same_base = location.base.is_opened_as(base);
         let still = location.place.as_ref().filter(|_| same_base).and_then(|place| {
             let presence = place.presence.as_ref()?;
-            let mut missing = Vec::new();
-            presence.read().missing_runs(run.clone(), &mut missing);
+            let missing = place.absent(run.clone());
             (place.tier == tier && missing == [run.clone()] && bytes.len() as u64 == len)
                 .then_some((place, presence))
         });
@@ -670,15 +647,14 @@ impl Residency {
     /// daemon.
     pub(crate) fn finish_if_whole(&self, file: &FileRef) -> Result<()> {
         let mut location = file.location.write();
-        if matches!(location.base, Underlay::Spill(_)) {
+        if location.is_spilled() {
             return Ok(());
         }
         let Some(place) = &mut location.place else { return Ok(()) };
-        let whole = place.presence.as_ref().is_some_and(|presence| presence.read().is_whole());
-        if !whole {
+        if place.is_marked_whole() || !place.has_all_bytes() {
             return Ok(());
         }
-        let dirty = place.dirty.load(Ordering::Acquire);
+        let dirty = place.is_dirty();
         // Copying stored the bytes now, but they are as old as the record says.
         if !dirty {
             let record = self.meta.get(file.ino)?;
@@ -720,7 +696,7 @@ impl Residency {
             tier: unit::Tier(place.tier),
             bytes: unit::Bytes(place.charge.bytes()),
         });
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             self.decide(Event::Dirty { object: ino });
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use forebay_meta::Attr;
-use forebay_store::{Attributes, Object};
+use forebay_store::{Attributes, Bytes};
 use forebay_types::Ino;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
@@ -108,7 +108,7 @@ impl File {
     /// How an object of the file is, with the time that its record has: a program may have set that in
     /// the record, and not on the object yet. Whoever publishes what it finds here, as of a record that
     /// it has read before, publishes the time that this record says.
-    pub fn stat_with_time(&self, object: &dyn Object) -> forebay_store::Result<Attributes> {
+    pub fn stat_with_time(&self, object: &dyn Bytes) -> forebay_store::Result<Attributes> {
         let _one_at_a_time = self.times.lock();
         object.stat()
     }
@@ -122,7 +122,7 @@ impl File {
     fn new(ino: Ino) -> Self {
         File {
             ino,
-            location: RwLock::default(),
+            location: RwLock::new(DataLocation::unknown()),
             opens: Mutex::default(),
             fetching: Mutex::new(()),
             writes: AtomicU64::new(0),

@@ -5,6 +5,9 @@
 //! file is clean, dirty or resident. It knows no requests, no names, no streams and no other nodes: what
 //! it has to ask of those who stand on it is in [`seams`].
 //!
+//! - `state.rs`: whether a file is clean, dirty or resident, with the table of all transitions;
+//!   `changes.rs`, `written_back.rs`, `taken_over.rs`, `recovered.rs`: those by programs, by
+//!   write-back, between nodes and daemons, and at a start.
 //! - `data_location.rs`, `data.rs`, `residents.rs`: where the bytes of a file are, and what lies on
 //!   the tiers; `files.rs`: files in use.
 //! - `room.rs`, `charge.rs`, `shares.rs`: what objects are charged, and what users may take.
@@ -75,15 +78,19 @@ pub(crate) mod inode_alias;
 pub(crate) mod overlay;
 pub(crate) mod prefetch;
 mod published_spill;
+pub(crate) mod recovered;
 pub(crate) mod removals;
 pub(crate) mod residents;
 pub(crate) mod room;
 pub(crate) mod seams;
 pub(crate) mod shares;
 pub(crate) mod spill;
+mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
+mod taken_over;
 pub(crate) mod unwritten;
+pub(crate) mod written_back;
 
 /// Files looked at for those that are dirty longest; more are only counted.
 pub(crate) const LOOKED_AT: usize = 2000;
@@ -247,7 +254,7 @@ impl Residency {
     /// An opened backing file must be of the version that is known, in a cluster of that which lies on
     /// the tier beside it.
     pub(crate) fn check_version(&self, ino: Ino, opened: &dyn BackingFile) -> Result<()> {
-        if !self.peers.is_clustered() {
+        if self.peers.judges_store_alone() {
             return self.above.check_known_version(ino, opened);
         }
         let clean = self.residents.get(ino.0).filter(|resident| !resident.dirty);

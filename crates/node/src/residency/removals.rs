@@ -114,7 +114,7 @@ impl Residency {
         if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
             return;
         }
-        if self.peers.is_clustered() {
+        if !self.peers.changes_namespace_alone() {
             self.removals.3.lock().removed.insert(ino.0);
         }
         if let Some(mut file) = self.removals.1.get() {
@@ -128,7 +128,7 @@ impl Residency {
     pub(crate) fn discard_missing(&self, ino: Ino) {
         let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
         let mut tombs = self.removals.3.lock();
-        if !self.peers.is_clustered() || !dirty || tombs.removed.contains(&ino.0) {
+        if self.peers.changes_namespace_alone() || !dirty || tombs.removed.contains(&ino.0) {
             drop(tombs);
             return self.discard_data(ino);
         }

@@ -43,12 +43,12 @@ impl Residents {
     }
 
     /// Sets the entry of `ino` and returns the one before.
-    pub fn set(&self, ino: u64, resident: Resident) -> Option<Resident> {
+    pub(super) fn set(&self, ino: u64, resident: Resident) -> Option<Resident> {
         self.shard(ino).write().insert(ino, resident)
     }
 
     /// Removes the entry of `ino`.
-    pub fn remove(&self, ino: u64) -> Option<Resident> {
+    pub(super) fn remove(&self, ino: u64) -> Option<Resident> {
         let mut shard = self.shard(ino).write();
         let removed = shard.remove(&ino);
         // A table that was large once gives its memory back.

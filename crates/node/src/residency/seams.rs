@@ -71,9 +71,22 @@ pub(crate) type Deliver<'a> = &'a mut dyn FnMut(Range<u64>, &[u8], Source) -> Re
 
 /// The other nodes. What is given here is how it is for a mount alone, which has [`NoPeers`].
 pub(crate) trait Peers: Send + Sync {
-    /// Whether this node is one of a cluster.
-    fn is_clustered(&self) -> bool {
-        false
+    /// Whether nobody else changes the namespace: what this node knows of it holds, what has no record was
+    /// removed here, and what a daemon notes there is for the one that comes after it.
+    fn changes_namespace_alone(&self) -> bool {
+        true
+    }
+
+    /// Whether this node judges alone what it finds in the backing store: a version that it does not know is of
+    /// others, and is taken in as that. Else it may be of another node that is about to say so.
+    fn judges_store_alone(&self) -> bool {
+        true
+    }
+
+    /// Whether this node may write a file where it stands in the backing store for as long as it has it open
+    /// there: no other node comes to own it.
+    fn may_write_below(&self) -> bool {
+        true
     }
 
     /// Whether another node owns the file.

@@ -18,7 +18,7 @@ use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::charge::blocks_of_gap_write;
 use crate::residency::data::BLOCK;
-use crate::residency::data_location::{Charge, DataLocation, Headers, TierObject, Underlay};
+use crate::residency::data_location::{Charge, DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
 use crate::residency::room::{no_room, write_all, write_what_fits};
@@ -65,15 +65,8 @@ impl Residency {
                     return Err(error);
                 }
             };
-            let place = TierObject {
-                tier,
-                object,
-                presence: None,
-                charge: Charge::new(BEGIN, BLOCK),
-                dirty: true.into(),
-                passed: false.into(),
-                headers: Headers::default(),
-            };
+            let charge = Charge::new(BEGIN, BLOCK);
+            let place = TierObject::new(tier, object, None, charge, true);
             self.set_resident(file.ino, &place);
             self.announce_resident(file.ino, &place);
             (location.place, location.base) = (Some(place), Underlay::Zeros);
@@ -393,10 +386,7 @@ impl Residency {
         let Some(place) = &location.place else { return Ok(()) };
         let stat = place.object.stat()?;
         cut_base(place, spill)?;
-        let mut absent = Vec::new();
-        if let Some(presence) = &place.presence {
-            presence.read().missing_runs(0..stat.size, &mut absent);
-        }
+        let mut absent = place.absent(0..stat.size);
         let mut buffer = vec![0; 1 << 20];
         let mut at = 0;
         absent.push(stat.size..stat.size);
@@ -500,7 +490,7 @@ impl Residency {
     /// The spill file of a file that the backing store has, made for a write that came to nothing as the
     /// tier failed in that moment.
     pub(crate) fn drop_useless_spill(&self, file: &File, location: &DataLocation) {
-        if !matches!(location.base, Underlay::Spill(_)) && self.has_spill_noted(file.ino) {
+        if !location.is_spilled() && self.has_spill_noted(file.ino) {
             self.drop_spill_soon(file.ino);
         }
     }

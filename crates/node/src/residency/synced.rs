@@ -223,6 +223,33 @@ impl Residency {
         Ok(())
     }
 
+    /// Before the kernel writes a file without asking: whatever it makes durable by itself, also by
+    /// `msync` or for `RWF_DSYNC`, is nothing without a header that says that the object is dirty, nor
+    /// without a record of its file. An object without bytes can wait: what makes the first of them durable
+    /// makes what was done to the object before durable as well, and the name of a new file is not what
+    /// such calls promise. `durably` if each write is to last, and so the name, too.
+    pub(crate) fn before_unseen_writes(&self, file: &File, durably: bool) -> Result<()> {
+        if durably {
+            return self.sync_file(file, false);
+        }
+        self.write_again(file)?;
+        let location = file.location.read();
+        let Some(place) = &location.place else { return Ok(()) };
+        if place.object.len()? == 0 {
+            return self.note_unseen_syncs(place);
+        }
+        if !self.meta.is_surely_kept(file.ino) {
+            self.meta.sync()?;
+        }
+        self.note_sync(file, place)?;
+        if let Some(seen) = place.headers.unsynced() {
+            self.sync_object(file, place, false)?;
+            self.settle_object(file.ino, place.tier)?;
+            place.headers.synced(seen);
+        }
+        Ok(())
+    }
+
     /// Makes it durable that a file has this object and no other one.
     pub(crate) fn settle_object(&self, ino: Ino, tier: u8) -> Result<()> {
         for (index, slot) in self.tiers.iter().enumerate() {
@@ -270,7 +297,7 @@ impl Residency {
 
     /// The sync that follows is one of which a program will be told.
     pub(crate) fn note_sync(&self, file: &File, place: &TierObject) -> Result<()> {
-        if place.headers.say_synced() || !place.dirty.load(Ordering::Acquire) {
+        if place.headers.say_synced() || !place.is_dirty() {
             return Ok(());
         }
         let len = len_to_first_hole(place)?;
@@ -298,7 +325,7 @@ impl Residency {
     /// What the kernel may have synced without asking counts after the object was emptied as well. What is
     /// written then is new since the last sync.
     pub(crate) fn note_syncs_before_emptying(&self, place: &TierObject) -> Result<()> {
-        if !place.dirty.load(Ordering::Acquire) {
+        if !place.is_dirty() {
             return Ok(());
         }
         let len = place.object.len()?;
@@ -505,7 +532,7 @@ impl Residency {
     fn is_in_parts(&self, context: &Context, ino: Ino) -> Result<bool> {
         let parts = self.look_where(context, ino, |location| {
             let parts = location.place.as_ref().is_some_and(|place| place.presence.is_some());
-            Ok(parts || matches!(location.base, Underlay::Spill(_)))
+            Ok(parts || location.is_spilled())
         })?;
         Ok(parts.unwrap_or(false))
     }

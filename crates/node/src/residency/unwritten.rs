@@ -17,25 +17,23 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::Ordering;
 
 use forebay_meta::Record;
+use forebay_store::Attributes;
 use forebay_store::backing::Access;
-use forebay_store::{Attributes, BackingFile, Object};
 use forebay_types::{Fingerprint, Timestamp};
 
 use crate::clock;
 use crate::error::Result;
 use crate::residency::Residency;
 use crate::residency::data_location::{TierObject, Underlay};
+use crate::residency::doubt::is_equal;
 use crate::residency::files::{File, FileRef};
 use crate::residency::seams::Target;
 
 /// Larger files are written anew rather than compared: both take as long, and a difference may be at
 /// the end.
 const MAX_COMPARED: u64 = 256 << 20;
-/// Bytes compared at a time.
-const PIECE: usize = 1 << 20;
 
 /// How an object looks from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +77,7 @@ impl Residency {
     pub(crate) fn mark_dirty_for_passthrough(&self, file: &File, place: &TierObject) -> Result<()> {
         // Before all that is looked at: what others change after the first look is newer.
         let now = clock::wall_time();
-        if place.dirty.load(Ordering::Acquire) {
+        if place.is_dirty() {
             return Ok(());
         }
         file.clean_as.lock().take();
@@ -175,10 +173,9 @@ impl Residency {
                 let now = self.backing.stat(target.dir, name)?.fingerprint();
                 return Ok(now.same_content(&expect).then_some(now));
             }
-            let clean = based && !place.dirty.load(Ordering::Acquire);
-            let spilled = matches!(location.base, Underlay::Spill(_));
+            let clean = based && !place.is_dirty();
             // What was announced may be there already.
-            if spilled
+            if location.is_spilled()
                 || header.pending.is_some()
                 || !clean && !self.may_be_published(record, place)?
             {
@@ -190,7 +187,10 @@ impl Residency {
             return Ok(None);
         };
         let opened = backing.stat()?.fingerprint();
-        if !opened.same_content(&expect) || !clean && !is_equal(&*object, &*backing)? {
+        let is_copy = || -> Result<bool> {
+            Ok(object.len()? == expect.size && is_equal(&*object, &*backing, 0..expect.size)?)
+        };
+        if !opened.same_content(&expect) || !clean && !is_copy()? {
             return Ok(None);
         }
         let now = self.backing.stat(target.dir, name)?.fingerprint();
@@ -205,23 +205,6 @@ fn shows_all_of(place: &TierObject, version: &Fingerprint) -> Result<bool> {
     let presence = presence.read();
     let whole = presence.size() == version.size && presence.base_limit() == version.size;
     Ok(whole && !presence.is_dirty() && place.object.stat()?.mtime == version.mtime)
-}
-
-/// Whether an object has just the bytes of a file in the backing store.
-fn is_equal(object: &dyn Object, backing: &dyn BackingFile) -> Result<bool> {
-    let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
-    let mut at = 0;
-    loop {
-        let [ours, theirs] = &mut buffers;
-        let (read, below) = (object.read_at(ours, at)?, backing.read_at(theirs, at)?);
-        if ours[..read] != theirs[..below] {
-            return Ok(false);
-        }
-        if read < PIECE {
-            return Ok(true);
-        }
-        at += read as u64;
-    }
 }
 
 /// Whether a change now can't have the same time as one then, by however coarse a clock.

@@ -137,7 +137,7 @@ impl Node {
         bytes: &[u8],
     ) -> Result<(u64, u64), Fault> {
         self.as_owner(cluster, Ino(write.ino), write.epoch, Service::Change, |file, record| {
-            if file.location.read().place.is_none() {
+            if file.location.read().place().is_none() {
                 steadily(|| self.prepare(&Context::DAEMON, file, record, true))?;
             }
             let write_to = |at| self.write_to(&Context::DAEMON, file, at, bytes);
@@ -202,7 +202,7 @@ impl Node {
             }
             let (attr, _) = self.residency.live_attr(record);
             let record = self.meta.get(ino)?;
-            let dirty = self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+            let dirty = self.residency.is_unsettled(ino);
             let behind = dirty
                 || record.is_dirty()
                 || record.spilled

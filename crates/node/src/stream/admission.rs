@@ -130,16 +130,11 @@ impl Node {
         file: &FileRef,
     ) -> Result<Option<(Arc<dyn BackingFile>, u64)>> {
         let location = file.location.read();
-        let Underlay::Backing(opened) = &location.base else { return Ok(None) };
-        let missing = match &location.place {
+        let Underlay::Backing(opened) = location.base() else { return Ok(None) };
+        let missing = match location.place() {
             None => Some(0),
             // Nothing is missing of a whole one.
-            Some(place) => place.presence.as_ref().and_then(|presence| {
-                let presence = presence.read();
-                let mut runs = Vec::new();
-                presence.missing_runs(0..presence.size(), &mut runs);
-                runs.first().map(|run| run.start)
-            }),
+            Some(place) => place.absent(0..u64::MAX).first().map(|run| run.start),
         };
         let Some(start) = missing else { return Ok(None) };
         Ok(Some((self.residency.opened_base(file, opened)?, start)))

@@ -77,7 +77,7 @@ impl Node {
             // is opened most, whatever its size.
             let opening = Opening { title: file.ino.0, size, rate: Tick::SECOND, startup: size };
             kept.whole.opened(now, opening, &mut Vec::new());
-            let there = file.location.read().place.as_ref().is_some_and(|place| {
+            let there = file.location.read().place().is_some_and(|place| {
                 // Nothing is missing of one without a map.
                 place.is_marked_whole()
             });
@@ -158,7 +158,7 @@ mod tests {
 
         let file = node.residency.files.get(ino);
         node.residency.load(&Context::DAEMON, &file).unwrap();
-        let whole = file.location.read().place.as_ref().map(TierObject::is_marked_whole);
+        let whole = file.location.read().place().map(TierObject::is_marked_whole);
         assert_eq!(whole, Some(true), "all of it is on the tier");
         node.stop(Duration::from_secs(10));
     }

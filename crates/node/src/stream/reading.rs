@@ -180,13 +180,13 @@ impl Node {
         }
         let location = file.location_for(context)?;
         let whole = std::slice::from_ref(&(offset..offset + want as u64)) == &*runs;
-        if location.place.is_none() && !whole {
+        if location.place().is_none() && !whole {
             // It has left the tier between the two looks.
             return Ok(None);
         }
         let from_tier = |from: u64, part: &mut [u8]| {
-            let Some(place) = &location.place else { return Err(Errno::IO.into()) };
-            let read = place.object.read_at(part, from)?;
+            let Some(place) = location.place() else { return Err(Errno::IO.into()) };
+            let read = place.bytes().read_at(part, from)?;
             part[read..].fill(0);
             self.metrics.bytes.of(Source::Tier).add(part.len() as u64);
             Ok(())
@@ -210,23 +210,21 @@ impl Node {
         len: usize,
     ) -> Result<Option<(usize, Vec<Range<u64>>)>> {
         let location = file.location_for(context)?;
-        if !location.base.is_opened_as(&stream.backing) {
+        if !location.base().is_opened_as(&stream.backing) {
             return Ok(None);
         }
-        let size = match &location.place {
-            Some(place) => place.object.len()?,
+        let size = match location.place() {
+            Some(place) => place.bytes().len()?,
             None => stream.size,
         };
         let end = (offset + len as u64).min(size);
         if offset >= end {
             return Ok(Some((0, Vec::new())));
         }
-        let mut absent = Vec::new();
-        match location.place.as_ref().map(|place| &place.presence) {
-            None => absent.push(offset..end),
-            Some(None) => {}
-            Some(Some(presence)) => presence.read().missing_runs(offset..end, &mut absent),
-        }
+        let mut absent = match location.place() {
+            None => std::iter::once(offset..end).collect(),
+            Some(place) => place.absent(offset..end),
+        };
         for run in &mut absent {
             *run = run.start.max(offset)..run.end.min(end);
         }

@@ -25,24 +25,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use forebay_meta::{Queue, Record};
+use forebay_meta::Record;
 use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{Attributes, BackingFile, Bytes, Commit, Dir, ErrorClass, Expect, Temporary};
 use forebay_types::{Fingerprint, Ino};
-use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::metrics::Source;
-use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
 use crate::residency::seams::Target;
 use crate::residency::spill::{inode_note, noted_inode};
 use crate::residency::synced::is_announced;
-use crate::residency::synced::may_get_an_older_version;
+use crate::residency::written_back::Announcement;
 use crate::writeback::Writeback;
 use crate::writeback::in_place::changed_since;
 use crate::writeback::reconcile::{is_own, was_changed};
@@ -212,11 +211,11 @@ impl Writeback {
         self.residency.load(&Context::DAEMON, &file)?;
         let location = file.location.read();
         // Done with the spill file, done with the writing.
-        if matches!(location.base, Underlay::Spill(_)) && self.is_half_written(ino, found)? {
+        if location.is_spilled() && self.is_half_written(ino, found)? {
             return Ok(true);
         }
-        let Some(place) = &location.place else { return Ok(false) };
-        Ok(is_announced(&place.object.header()?, &found.fingerprint()))
+        let Some(place) = location.place() else { return Ok(false) };
+        Ok(is_announced(&place.header()?, &found.fingerprint()))
     }
 
     /// Whether a file with a spill file was being written in place when the daemon died. Notes of
@@ -251,23 +250,19 @@ impl Writeback {
         // What was opened of the backing store may be the version that was replaced; also what shows
         // through a spill file that a writer has begun meanwhile.
         let is_written = file.opens.lock().writers > 0;
-        if !is_written || !location.base.is_open_as_version(&fingerprint) {
-            location.base.close_version();
+        if !is_written || !location.base().is_open_as_version(&fingerprint) {
+            location.base().close_version();
         }
-        let unwritten = file.writes.load(Ordering::Acquire) == seen;
         let publish = |quiet| {
             let published = Published { file: file.clone(), fingerprint, number, quiet };
             self.reconciler.published.lock().insert(file.ino.0, published);
         };
-        let Some(place) = &location.place else {
+        let Some(place) = location.place() else {
             publish(None);
             // Whoever has written since has begun another spill file.
-            return Ok(!matches!(location.base, Underlay::Spill(_)));
+            return Ok(!location.is_spilled());
         };
-        let quiet = unwritten
-            && file.opens.lock().writers == 0
-            && !mapped
-            && !self.residency.maybe_stored_into(file, place);
+        let quiet = !mapped && self.residency.is_quiet(file, place, seen);
         publish(quiet.then_some(seen));
         Ok(quiet)
     }
@@ -287,28 +282,9 @@ impl Writeback {
         let file = &file;
         file.writeback.flush_done.fetch_max(number, Ordering::AcqRel);
         let location = file.location.write();
-        let Some(place) = &location.place else { return Ok(()) };
-        let quiet = quiet == Some(file.writes.load(Ordering::Acquire))
-            && file.opens.lock().writers == 0
-            && !self.residency.maybe_stored_into(file, place);
-        if !quiet {
-            return self.residency.edit_header(place, |header| {
-                header.base = Some(fingerprint);
-                header.pending = None;
-                Ok(())
-            });
+        if self.residency.become_published(&file, &location, fingerprint, quiet)? {
+            self.reconciler.published_open.let_go(ino);
         }
-        if let Some(presence) = &place.presence {
-            let mut presence = presence.write();
-            while let Some(flush) = presence.take_flush(u64::MAX) {
-                presence.finish_flush(flush)?;
-            }
-            presence.rebase()?;
-        }
-        self.residency.settle_before_clean(file, place)?;
-        self.residency.mark_clean(file, place, Some(fingerprint))?;
-        self.reconciler.published_open.let_go(ino);
-        self.residency.drop_useless_spill(file, &location);
         Ok(())
     }
 
@@ -342,7 +318,7 @@ impl Writeback {
         }
         fail_at!("node.flush.checked");
         let location = file.location.read();
-        let copied = CopyOf { place: location.place.as_ref(), began: Some(began) };
+        let copied = CopyOf { place: location.place(), began: Some(began) };
         self.publish_file(file, copied, &mut temporary, target)
     }
 
@@ -361,36 +337,32 @@ impl Writeback {
         let mut at = 0;
         loop {
             let location = file.location.read();
-            if matches!(location.base, Underlay::Spill(_)) {
+            if location.is_spilled() {
                 return Ok(Copied::Overtaken);
             }
-            let Some(place) = &location.place else {
+            let Some(place) = location.place() else {
                 return Ok(if at == 0 { Copied::Empty } else { Copied::Overtaken });
             };
-            let stat = file.stat_with_time(&*place.object)?;
+            let stat = file.stat_with_time(place.bytes())?;
             if at >= stat.size {
                 to.set_len(stat.size)?;
                 return Ok(Copied::As(stat.mtime));
             }
             let end = stat.size.min(at + PIECE);
-            let mut absent = Vec::new();
-            if let Some(presence) = &place.presence {
-                presence.read().missing_runs(at..end, &mut absent);
-            }
-            for run in absent {
+            for run in place.absent(at..end) {
                 let run = run.start.max(at)..run.end.min(end);
                 if run.is_empty() {
                     continue;
                 }
-                copy(&*place.object, at..run.start)?;
-                if let Underlay::Backing(opened) = &location.base {
+                copy(place.bytes(), at..run.start)?;
+                if let Underlay::Backing(opened) = location.base() {
                     let base = self.residency.opened_base(file, opened)?;
                     let there = run.start..run.end.min(base.len()?).max(run.start);
                     copy(&*base, there)?;
                 }
                 at = run.end;
             }
-            copy(&*place.object, at..end)?;
+            copy(place.bytes(), at..end)?;
             at = end;
         }
     }
@@ -419,24 +391,9 @@ impl Writeback {
         let found = found.map(|found| found.fingerprint());
         let known = self.meta.get(ino)?.backing.fingerprint;
         if let Some(place) = place {
-            let mut was_empty = false;
-            self.residency.edit_header(place, |header| {
-                if let Some(found) = found.filter(|found| is_announced(header, found))
-                    && expect != Some(found)
-                {
-                    expect = Some(found);
-                    header.base = expect;
-                }
-                let known =
-                    known.zip(found).is_some_and(|(known, found)| known.same_content(&found));
-                if known {
-                    // It may have been announced as pending: the next one takes its place there.
-                    header.base = found;
-                }
-                header.pending = Some(pending);
-                was_empty = may_get_an_older_version(header);
-                Ok(())
-            })?;
+            let what = Announcement { pending, found, known, expect };
+            let was_empty;
+            (expect, was_empty) = self.residency.announce_version(place, &what)?;
             let is_newer = began.is_some_and(|began| file.writes.load(Ordering::Acquire) != began);
             if was_empty
                 || is_newer
@@ -466,7 +423,7 @@ impl Writeback {
     /// A version that is about to be published, if a program has the file open to write.
     fn to_be_held(&self, file: &File, temporary: &Temporary) -> Option<Arc<dyn BackingFile>> {
         // In a cluster it may come to be another node's to write.
-        let is_written = file.opens.lock().writers > 0 && !self.residency.peers.is_clustered();
+        let is_written = file.opens.lock().writers > 0 && self.residency.peers.may_write_below();
         is_written.then(|| temporary.file().reopened().ok()).flatten()
     }
 
@@ -487,13 +444,13 @@ impl Writeback {
         self.residency.heeding(file, || fresh.file().sync(false))?;
         // From here on nobody may write to what is going to be a published file.
         let mut location = file.location.write();
-        let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
+        let same = matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill));
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
         let published = self.publish_file(
             file,
-            CopyOf { place: location.place.as_ref(), began: None },
+            CopyOf { place: location.place(), began: None },
             &mut fresh,
             target,
         );
@@ -511,7 +468,7 @@ impl Writeback {
             // Before the record lets go of the spill file: the next start would remove it.
             self.backing.sync_held(std::slice::from_ref(target.dir))?;
             fail_at!("node.flush.spill_published");
-            self.forget_spill(file, &mut location, fingerprint)?;
+            self.residency.spill_published(file, &mut location, fingerprint)?;
             fail_at!("node.flush.spill_noted");
         }
         Ok(flushed)
@@ -525,7 +482,7 @@ impl Writeback {
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
         let mut location = file.location.write();
-        if !matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill)) {
+        if !matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill)) {
             return Ok(Flushed::Busy);
         }
         let Some(found) = self.residency.published_spill(record)? else {
@@ -533,7 +490,7 @@ impl Writeback {
             return Err(rustix::io::Errno::IO.into());
         };
         let fingerprint = found.fingerprint();
-        self.forget_spill(file, &mut location, fingerprint)?;
+        self.residency.spill_published(file, &mut location, fingerprint)?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }
 
@@ -551,50 +508,6 @@ impl Writeback {
         Ok(from_tier.unwrap_or_else(|| spill.size_and_mtime().1))
     }
 
-    /// What was spilled is in the backing store's file now: what the tier lacks is read from there.
-    fn forget_spill(
-        &self,
-        file: &FileRef,
-        location: &mut DataLocation,
-        fingerprint: Fingerprint,
-    ) -> Result<()> {
-        let Underlay::Spill(spill) = &location.base else { return Ok(()) };
-        let spill = spill.clone();
-        // Whoever goes on to write needs the rest of it even if others take it away at once.
-        let published = spill.file().clone();
-        let is_it = published.stat()?.fingerprint().same_inode(&fingerprint);
-        location.base = Underlay::Backing(Mutex::new(is_it.then_some(published)));
-        if let Some(place) = &location.place {
-            self.residency.edit_header(place, |header| {
-                header.spilled = false;
-                header.base = Some(fingerprint);
-                Ok(())
-            })?;
-        }
-        self.residency.let_go_of_spill(file.ino)?;
-        // Not left to the report of the worker: from here on nothing but this record knows it.
-        let one_at_a_time = file.times.lock();
-        if location.place.is_some() {
-            self.meta.note_written(file.ino, |record| {
-                record.spilled = false;
-                record.backing.fingerprint = Some(fingerprint);
-            })?;
-        } else {
-            let (size, mtime) = spill.size_and_mtime();
-            self.meta.update(file.ino, None, |record| {
-                record.spilled = false;
-                record.mark_clean();
-                record.backing.attrs_differ |= mtime != fingerprint.mtime;
-                (record.attr.size, record.attr.mtime) = (size, mtime);
-                record.backing.fingerprint = Some(fingerprint);
-                Queue::Yes
-            })?;
-        }
-        drop(one_at_a_time);
-        self.residency.note_spill_due(file.ino);
-        Ok(())
-    }
-
     /// Completes a spill file, and copies it into a file that must keep its inode.
     fn flush_spill_in_place(
         &self,
@@ -607,7 +520,7 @@ impl Writeback {
         // What showed through is about to change.
         self.residency.sync_spill(file, spill, false)?;
         let mut location = file.location.write();
-        let same = matches!(&location.base, Underlay::Spill(now) if Arc::ptr_eq(now, spill));
+        let same = matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill));
         if !same || !spill.is_complete() {
             return Ok(Flushed::Busy);
         }
@@ -639,7 +552,7 @@ impl Writeback {
         backing.sync(false)?;
         let fingerprint = backing.stat()?.fingerprint();
         // As one step for a restart: the spill file is not needed any more.
-        self.forget_spill(file, &mut location, fingerprint)?;
+        self.residency.spill_published(file, &mut location, fingerprint)?;
         fail_at!("node.flush.half_done");
         self.meta.remove_setting(&half_setting(file.ino))?;
         Ok(Flushed::Done { fingerprint, clean: false })
@@ -657,8 +570,8 @@ impl Writeback {
         let backing = self.backing.open_file(target.dir, name, Access::ReadWrite)?;
         let found = backing.stat()?;
         let expected = target.expect;
-        let announced = match &file.location.read().place {
-            Some(place) => is_announced(&place.object.header()?, &found.fingerprint()),
+        let announced = match file.location.read().place() {
+            Some(place) => is_announced(&place.header()?, &found.fingerprint()),
             None => false,
         };
         let now = self.meta.get(file.ino)?;
@@ -670,13 +583,8 @@ impl Writeback {
         }
         // Also for a file of which no tier has anything.
         self.intend(file.ino, expected, Some(&found), found.fingerprint())?;
-        if let Some(place) = &file.location.read().place {
-            self.residency.edit_header(place, |header| {
-                // The base and the announced version are of one inode: it changes in place.
-                header.base = Some(found.fingerprint());
-                header.pending = header.base;
-                Ok(())
-            })?;
+        if let Some(place) = file.location.read().place() {
+            self.residency.announce_in_place(place, found.fingerprint())?;
         }
         fail_at!("node.flush.in_place");
         if let Some(changed) = changed_since(&*backing, &found)? {
@@ -709,19 +617,14 @@ impl Writeback {
     /// on the base has all of the file's length, with zeros where it was cut.
     fn cut_before_flush(&self, file: &FileRef, to: &InPlace<'_>) -> Result<()> {
         let location = file.location.read();
-        let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
-        let Some(presence) = presence else { return Ok(()) };
-        let mut presence = presence.write();
-        let (limit, size) = (presence.base_limit(), presence.size());
-        if limit < size {
+        let Some(place) = location.place() else { return Ok(()) };
+        place.cut_below(|limit, size| {
             if to.file.len()? > limit {
                 (to.set_len)(limit)?;
             }
             (to.set_len)(size)?;
-            (to.sync)()?;
-            presence.rebase()?;
-        }
-        Ok(())
+            (to.sync)()
+        })
     }
 
     /// Copies what the tier has and `to` lacks, and the length. The modification time, if there is
@@ -736,44 +639,36 @@ impl Writeback {
         let mut length = to.file.len()?;
         loop {
             let location = file.location.read();
-            let Some(place) = &location.place else { return Ok(None) };
-            let stat = file.stat_with_time(&*place.object)?;
-            let Some(presence) = &place.presence else {
-                self.copy_in_place(&*place.object, to.file, 0..stat.size, &limits)?;
+            let Some(place) = location.place() else { return Ok(None) };
+            let stat = file.stat_with_time(place.bytes())?;
+            if place.is_marked_whole() {
+                self.copy_in_place(place.bytes(), to.file, 0..stat.size, &limits)?;
                 self.metrics.bytes.of(Source::Flush).add(stat.size);
                 (to.set_len)(stat.size)?;
                 return Ok(Some(stat.mtime));
-            };
-            let Some(flush) = presence.write().take_flush(PIECE) else {
+            }
+            let Some(flush) = place.take_changed(PIECE) else {
                 (to.set_len)(stat.size)?;
                 return Ok(Some(stat.mtime));
             };
-            if let Err(error) = self.rights.may_change_store() {
-                presence.write().abort_flush(flush);
-                return Err(error);
-            }
-            // A restart takes what lies beyond the length of a spill file for nothing.
-            let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
-            if end > length {
-                (to.set_len)(stat.size)?;
-                length = stat.size;
-            }
-            let copied = flush.runs().iter().try_for_each(|run| {
-                let run = run.start..run.end.min(stat.size);
-                if run.is_empty() {
-                    return Ok(());
+            let copied = self.rights.may_change_store().and_then(|()| {
+                // A restart takes what lies beyond the length of a spill file for nothing.
+                let end = flush.runs().last().map_or(0, |run| run.end.min(stat.size));
+                if end > length {
+                    (to.set_len)(stat.size)?;
+                    length = stat.size;
                 }
-                self.metrics.bytes.of(Source::Flush).add(run.end - run.start);
-                self.copy_in_place(&*place.object, to.file, run, &limits)
+                for run in flush.runs() {
+                    let run = run.start..run.end.min(stat.size);
+                    if !run.is_empty() {
+                        self.metrics.bytes.of(Source::Flush).add(run.end - run.start);
+                        self.copy_in_place(place.bytes(), to.file, run, &limits)?;
+                    }
+                }
+                // Extents count as clean only once they are durable where they went.
+                (to.sync)()
             });
-            // Extents count as clean only once they are durable where they went.
-            match copied.and_then(|()| (to.sync)()) {
-                Ok(()) => presence.write().finish_flush(flush)?,
-                Err(error) => {
-                    presence.write().abort_flush(flush);
-                    return Err(error);
-                }
-            }
+            place.changed_copied(flush, copied)?;
         }
     }
 

@@ -7,18 +7,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_meta::{Queue, Record};
+use forebay_meta::Queue;
 use forebay_store::backing::Access;
 use forebay_store::copy::{self, Cancel, Limits, Permit, Priority};
 use forebay_store::{Attributes, BackingFile, Bytes, ErrorClass, StoreError};
 
 use super::Writeback;
 use super::seams::WorkRights;
-use crate::clock;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
-use crate::residency::data_location::{DataLocation, Underlay};
 use crate::residency::files::FileRef;
 
 /// How long whoever cuts a file waits for a worker that is at it.
@@ -42,18 +40,14 @@ impl Writeback {
 
     /// Nothing was written in place after all: what others have made of the file is not ours.
     pub(super) fn take_back_in_place(&self, file: &FileRef) -> Result<()> {
-        let update = |record: &mut Record| {
+        self.meta.update(file.ino, None, |record| {
             record.backing.pending = None;
             Queue::Yes
-        };
-        self.meta.update(file.ino, None, update)?;
-        if let Some(place) = &file.location.read().place {
-            self.residency.edit_header(place, |header| {
-                header.pending = None;
-                Ok(())
-            })?;
+        })?;
+        match file.location.read().place() {
+            Some(place) => self.residency.take_back_announcement(place),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Copies as long as this node may change the backing store.
@@ -101,7 +95,7 @@ impl Writeback {
     /// # Errors
     /// What the backing store and the namespace say; `ESTALE` if others have changed the file.
     pub(crate) fn cut_below(&self, context: &Context, file: &FileRef, cut: &Cut) -> Result<bool> {
-        if file.location.read().place.is_some() {
+        if file.location.read().place().is_some() {
             return Ok(false);
         }
         context.wait()?;
@@ -119,7 +113,7 @@ impl Writeback {
             Cut::To(size) => *size < record.attr.size,
             Cut::Hole(range) => range.start < range.end.min(record.attr.size),
         };
-        if !cuts || !self.is_below_alone(&location, &record) {
+        if !cuts || !self.residency.is_below_alone(&location, &record) {
             return Ok(false);
         }
         let below = self.open_backing(&record, Access::ReadWrite)?;
@@ -142,25 +136,7 @@ impl Writeback {
         fail_at!("node.truncate.cut_below");
         // A sync of the file has nothing else to write.
         below.sync(false)?;
-        let found = below.stat()?;
-        self.meta.update(file.ino, Some(clock::wall_time()), |record| {
-            record.attr.size = found.size;
-            record.attr.mtime = found.mtime;
-            record.backing.fingerprint = Some(found.fingerprint());
-            Queue::No
-        })?;
-        location.base = Underlay::backing();
+        self.residency.was_cut_below(file.ino, &mut location, &below.stat()?)?;
         Ok(true)
-    }
-
-    /// Whether a file is in the backing store, and no byte of it elsewhere.
-    fn is_below_alone(&self, location: &DataLocation, record: &Record) -> bool {
-        location.place.is_none()
-            && matches!(location.base, Underlay::Backing(_))
-            && !self.residency.is_unsettled(record.ino)
-            && !record.differs()
-            && !record.links.is_empty()
-            && record.backing.fingerprint.is_some_and(|known| known.size == record.attr.size)
-            && !self.residency.peers.is_clustered()
     }
 }

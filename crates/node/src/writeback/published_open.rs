@@ -16,7 +16,6 @@ use forebay_types::{FileKind, Ino};
 use parking_lot::Mutex;
 
 use crate::error::Result;
-use crate::residency::data_location::Underlay;
 use crate::residency::doubt::is_equal;
 use crate::residency::files::FileRef;
 use crate::writeback::Writeback;
@@ -117,28 +116,26 @@ impl Writeback {
             return Ok(false);
         }
         let location = file.location.read();
-        if matches!(location.base, Underlay::Spill(_)) {
+        if location.is_spilled() {
             return Ok(false);
         }
-        let Some(place) = &location.place else {
-            return Ok(location.base.is_open_as_version(&found));
+        let Some(place) = location.place() else {
+            return Ok(location.base().is_open_as_version(&found));
         };
-        let stat = file.stat_with_time(&*place.object)?;
+        let stat = file.stat_with_time(place.bytes())?;
         if (stat.size, stat.mtime) != (found.size, found.mtime)
             || self.residency.maybe_stored_into(file, place)
         {
             return Ok(false);
         }
-        let mut absent = Vec::new();
-        if let Some(presence) = &place.presence {
-            if !location.base.is_open_as_version(&found) {
-                return Ok(false);
-            }
-            presence.read().missing_runs(0..stat.size, &mut absent);
+        if !place.is_marked_whole() && !location.base().is_open_as_version(&found) {
+            return Ok(false);
         }
         let mut at = 0;
-        for run in absent.into_iter().chain(std::iter::once(stat.size..stat.size)) {
-            if !is_equal(&*place.object, version, at..run.start)? {
+        for run in
+            place.absent(0..stat.size).into_iter().chain(std::iter::once(stat.size..stat.size))
+        {
+            if !is_equal(place.bytes(), version, at..run.start)? {
                 return Ok(false);
             }
             at = run.end;

@@ -91,7 +91,7 @@ impl Writeback {
 
     /// Takes over what an earlier daemon could not tell.
     pub(crate) fn take_up_rest_gone(&self) -> Result<()> {
-        if self.residency.peers.is_clustered() {
+        if !self.residency.peers.changes_namespace_alone() {
             return Ok(());
         }
         for left in self.meta.settings_like(SETTING)? {

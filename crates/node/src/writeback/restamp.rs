@@ -11,8 +11,6 @@ use forebay_meta::Record;
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
-use crate::context::Context;
-use crate::error::Result;
 use crate::writeback::Writeback;
 
 /// How long a path may lag behind.
@@ -75,32 +73,9 @@ impl Writeback {
             });
         }
         for ino in files {
-            if let Err(error) = self.restamp(ino) {
+            if let Err(error) = self.residency.follow_path(ino) {
                 tracing::debug!(%ino, %error, "an object keeps the path that its file had");
             }
         }
-    }
-
-    fn restamp(&self, ino: Ino) -> Result<()> {
-        if !self.residency.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
-            return Ok(());
-        }
-        let file = self.residency.files.get(ino);
-        self.residency.load(&Context::DAEMON, &file)?;
-        let location = file.location.read();
-        let Some(place) = &location.place else { return Ok(()) };
-        let record = self.meta.get(ino)?;
-        if record.links.is_empty() {
-            return Ok(());
-        }
-        let now = self.residency.header_for(&record, false, true);
-        if place.object.header()?.path == now.path {
-            return Ok(());
-        }
-        self.residency.edit_header(place, |header| {
-            header.path = now.path;
-            header.path_truncated = now.path_truncated;
-            Ok(())
-        })
     }
 }

@@ -12,6 +12,11 @@ use crate::residency::files::FileRef;
 /// Who of the nodes works on what. What is given here is how it is for a mount alone, which has
 /// [`AllRights`].
 pub(crate) trait WorkRights: Send + Sync {
+    /// Whether other nodes have a part in the backlog: what is busy, or removed, may be theirs to see to.
+    fn shares_work(&self) -> bool {
+        false
+    }
+
     /// Gets the right to work on an inode for a thread that has it among those of this node. False if
     /// another node has it for longer than until `until`.
     fn begin_work(&self, _ino: Ino, _until: Instant) -> bool {

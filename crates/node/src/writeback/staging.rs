@@ -7,14 +7,13 @@ use std::sync::atomic::Ordering;
 
 use forebay_meta::Record;
 use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{Object, Synced, Temporary};
+use forebay_store::{Bytes, Synced, Temporary};
 use forebay_types::{FileKind, Ino};
 
 use crate::context::Context;
 use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::metrics::Source;
-use crate::residency::data_location::Underlay;
 use crate::residency::files::{File, FileRef};
 use crate::writeback::Writeback;
 
@@ -130,9 +129,9 @@ impl Writeback {
             return Ok(false);
         }
         let location = file.location.read();
-        let Some(place) = &location.place else { return Ok(false) };
-        if place.presence.is_some()
-            || matches!(location.base, Underlay::Spill(_))
+        let Some(place) = location.place() else { return Ok(false) };
+        if !place.is_marked_whole()
+            || location.is_spilled()
             || self.residency.maybe_stored_into(file, place)
         {
             return Ok(false);
@@ -141,7 +140,7 @@ impl Writeback {
             // What there is may do.
             return Ok(false);
         }
-        let object = place.object.clone();
+        let object = place.shared_bytes();
         drop(location);
         let temporary = self.copy_to_temporary(file, record, &*object)?;
         temporary.file().start_writing_out();
@@ -154,7 +153,7 @@ impl Writeback {
         &self,
         file: &File,
         record: &Record,
-        object: &dyn Object,
+        object: &dyn Bytes,
     ) -> Result<Temporary> {
         let temporary = self.backing.temporary(record.ino.0)?;
         let stat = file.stat_with_time(object)?;

@@ -107,7 +107,7 @@ impl Cluster {
             if file.cluster.copies_wanted.load(Ordering::Acquire) > 0 {
                 break;
             }
-            let size = file.location.read().place.as_ref().map(|place| place.object.len());
+            let size = file.location.read().place().map(|place| place.bytes().len());
             let due = due(begun.level, size.transpose()?.unwrap_or(0))?;
             if due <= begun.sent {
                 break;

@@ -117,17 +117,17 @@ impl Cluster {
     /// How a file is whose bytes are on the tier, or in the backing store's version below it.
     fn snapshot(&self, file: &FileRef) -> Result<Option<Snapshot>> {
         let location = file.location.read();
-        if matches!(location.base, Underlay::Spill(_)) {
+        if location.is_spilled() {
             return Ok(None);
         }
-        let Some(place) = &location.place else {
+        let Some(place) = location.place() else {
             // A file that was made and has no bytes, or that lost them all.
             let record = self.meta.get(file.ino)?;
-            let empty = location.loaded && matches!(location.base, Underlay::Zeros);
+            let empty = location.is_loaded() && matches!(location.base(), Underlay::Zeros);
             let snapshot = Snapshot { size: 0, mtime: record.attr.mtime };
             return Ok((empty && record.attr.size == 0).then_some(snapshot));
         };
-        let stat = place.object.stat()?;
+        let stat = place.bytes().stat()?;
         Ok(Some(Snapshot { size: stat.size, mtime: stat.mtime }))
     }
 

@@ -52,7 +52,6 @@ pub(crate) use self::take_over::TAKE_OVER;
 use super::Cluster;
 use crate::error::Result;
 use crate::residency::Residency;
-use crate::residency::data_location::Underlay;
 use crate::residency::files::FileRef;
 
 /// Files that may wait for their copies where nobody waits for them.
@@ -269,7 +268,7 @@ impl Cluster {
         let without_bytes = || record.is_dirty() || record.backing.fingerprint.is_none();
         let resident = self.residency.residents.get(file.ino.0);
         resident.map_or_else(without_bytes, |resident| resident.dirty)
-            || matches!(file.location.read().base, Underlay::Spill(_))
+            || file.location.read().is_spilled()
     }
 
     /// Sees to it that what was written to a file before the call is as safe as is asked for; where that

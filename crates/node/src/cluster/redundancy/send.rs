@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use super::super::Cluster;
 use super::level::Level;
 use crate::error::{NodeError, Result};
-use crate::residency::data_location::Underlay;
 use crate::residency::files::File;
 
 /// Bytes of a file that are sent at a time, or coded together.
@@ -250,10 +249,9 @@ impl Cluster {
     /// The file behind an object that has all bytes of a file.
     fn object_of(&self, file: &File) -> Result<Option<Arc<std::fs::File>>, Failed> {
         let location = file.location.read();
-        let whole = location.place.as_ref().filter(|place| {
-            place.is_marked_whole() && !matches!(location.base, Underlay::Spill(_))
-        });
-        let Some(fd) = whole.and_then(|place| place.object.fd()) else { return Ok(None) };
+        let whole =
+            location.place().filter(|place| place.is_marked_whole() && !location.is_spilled());
+        let Some(fd) = whole.and_then(|place| place.bytes().fd()) else { return Ok(None) };
         let fd = fd.as_fd().try_clone_to_owned().map_err(NodeError::from)?;
         Ok(Some(Arc::new(fd.into())))
     }
@@ -270,7 +268,7 @@ impl Cluster {
             return Ok(());
         }
         let location = file.location.read();
-        if location.place.is_none() || matches!(location.base, Underlay::Spill(_)) {
+        if location.place().is_none() || location.is_spilled() {
             return Err(Failed::Moved);
         }
         let read = self.residency.read_with_gaps(file, &location, from, bytes)?;

@@ -5,8 +5,8 @@
 //! copy becomes the object. A node that dies after the second step finds the copy at its next start, or
 //! another one takes the file over in turn, as the other copies count on.
 
-use forebay_core::steward::Event;
-use forebay_core::unit;
+use std::path::PathBuf;
+
 use forebay_meta::{Copies, Error as MetaError, Incarnation, Record};
 use forebay_peer::message::Fault;
 use forebay_peer::{Body, Error as PeerError};
@@ -16,7 +16,7 @@ use prost::Message;
 use super::super::Cluster;
 use super::super::forwarding::WITHIN;
 use crate::error::Result;
-use crate::residency::data_location::{DataLocation, Underlay};
+use crate::residency::data_location::DataLocation;
 use crate::residency::files::{File, FileRef};
 use crate::residency::residents::Resident;
 
@@ -106,13 +106,13 @@ impl Cluster {
         if self.meta.get_now(ino)?.owner != Some(owner) {
             return Ok(true);
         }
-        self.clear_for_taking(&file, &mut location)?;
+        // Nothing of another version may be in the way of a copy that becomes the object.
+        self.clear(&file, &mut location)?;
         if !self.meta.take_over(ino, owner, copies)? {
             return Ok(true);
         }
         tracing::info!(%ino, %owner, size = copies.size, "a file of a node that is gone was taken over");
         self.metrics.taken_over.inc();
-        location.loaded = false;
         self.residency.look_up(&file, &mut location)?;
         file.count_write();
         let holders = copies.without(self.me.node);
@@ -146,20 +146,6 @@ impl Cluster {
                 || member.expelled
                 || self.is_silent(owner.node) && self.was_last_seen_as(member)
         }))
-    }
-
-    /// Nothing of another version may be in the way of a copy that becomes the object.
-    fn clear_for_taking(&self, file: &File, location: &mut DataLocation) -> Result<()> {
-        let place = location.place.take();
-        self.pages_replaced(file);
-        (location.base, location.loaded) = (Underlay::backing(), false);
-        let Some(resident) = self.residency.residents.get(file.ino.0) else { return Ok(()) };
-        match resident.dirty {
-            true => drop(self.safety.held.move_aside(file.ino, resident.tier)?),
-            false => self.residency.tiers[usize::from(resident.tier)].tier.remove(file.ino.0)?,
-        }
-        self.residency.forget_resident(file.ino, place.as_ref());
-        Ok(())
     }
 
     /// Takes from a node that has shown no sign of life for long the right to write anything; false if
@@ -215,43 +201,31 @@ impl Cluster {
         charged: u64,
         path: &std::path::Path,
     ) -> Result<Resident> {
-        let slot = &self.residency.tiers[usize::from(tier)];
         // What does not count of it goes: it was sent and never acknowledged.
         let file = std::fs::OpenOptions::new().write(true).open(path)?;
         file.set_len(copies.size)?;
         file.sync_all()?;
         drop(file);
-        let ino = record.ino;
-        let object =
-            slot.tier.adopt(ino.0, path, &self.residency.header_for(record, true, true))?;
-        object.set_times(None, Some(record.attr.mtime))?;
-        slot.tier.sync_dir(ino.0)?;
-        let real = object.allocated_bytes()?;
-        match real > charged {
-            true => slot.room.force(real - charged),
-            false => slot.room.give(charged - real),
-        }
-        let resident = Resident { tier, whole: true, dirty: true, charged: real };
-        self.residency.residents.set(ino.0, resident);
-        let name = ino;
-        self.residency.decide_later(Event::Resident {
-            object: name,
-            tier: unit::Tier(tier),
-            bytes: unit::Bytes(real),
-        });
-        self.residency.decide_later(Event::Dirty { object: name });
-        Ok(resident)
+        self.residency.adopt_object(record, tier, path, charged)
+    }
+
+    /// What this node has of a file does not count any more: where it is kept, if it was changed here.
+    fn clear(&self, file: &File, location: &mut DataLocation) -> Result<Option<PathBuf>> {
+        self.pages_replaced(file);
+        let aside = |tier| self.safety.held.move_aside(file.ino, tier);
+        self.residency.make_way(file, location, aside)
     }
 
     /// Moves aside what this node has of a file that others have taken over from it, if that is so.
     /// Called with nothing of the file in hand.
     pub(in crate::cluster) fn yield_to_taker(&self, file: &FileRef) -> Result<()> {
-        let dirty = || self.residency.residents.get(file.ino.0).filter(|resident| resident.dirty);
-        if dirty().is_none() {
+        if !self.residency.is_unsettled(file.ino) {
             return Ok(());
         }
         let mut location = file.location.write();
-        let Some(resident) = dirty() else { return Ok(()) };
+        if !self.residency.is_unsettled(file.ino) {
+            return Ok(());
+        }
         let mine = match self.meta.get_now(file.ino) {
             Ok(record) => self.is_mine(&record),
             Err(MetaError::Stale(_)) => return Ok(()),
@@ -260,13 +234,9 @@ impl Cluster {
         if mine || !self.meta.was_taken(file.ino)? {
             return Ok(());
         }
-        let place = location.place.take();
-        self.pages_replaced(file);
-        let to = self.safety.held.move_aside(file.ino, resident.tier)?;
-        self.residency.forget_resident(file.ino, place.as_ref());
-        (location.base, location.loaded) = (Underlay::backing(), false);
+        let kept = self.clear(file, &mut location)?.unwrap_or_default();
         self.meta.forget_taken(file.ino)?;
-        tracing::warn!(ino = %file.ino, kept = %to.display(), "another node has taken a file over: what this one had of it does not count any more, and is kept aside");
+        tracing::warn!(ino = %file.ino, kept = %kept.display(), "another node has taken a file over: what this one had of it does not count any more, and is kept aside");
         Ok(())
     }
 

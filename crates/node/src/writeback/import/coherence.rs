@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_meta::{Attr, BytesHere, Error as MetaError, Found, Link, Record, Refreshed, Vanished};
@@ -103,7 +102,7 @@ impl Writeback {
     /// As [`Writeback::check_known_version`]; what the backing store says.
     pub(crate) fn open_known_version(&self, ino: Ino) -> Result<Arc<dyn BackingFile>> {
         let record = self.meta.get(ino)?;
-        let is_changed_here = !self.residency.peers.is_clustered()
+        let is_changed_here = self.residency.peers.judges_store_alone()
             && (record.differs() || self.residency.is_unsettled(ino));
         if is_changed_here && !has_version(&record) {
             return Err(self.found_rest_gone(ino));
@@ -130,9 +129,9 @@ impl Writeback {
     /// Whether only a part of a file is here, unchanged, so that the rest is below, where others may have
     /// put another version.
     pub(crate) fn needs_rest_below(&self, place: &TierObject) -> bool {
-        place.presence.is_some()
-            && !place.dirty.load(Ordering::Acquire)
-            && !self.residency.peers.is_clustered()
+        !place.is_marked_whole()
+            && !place.is_dirty()
+            && self.residency.peers.judges_store_alone()
             && self.config.coherence == Coherence::Open
             && !self.imports.health.is_unresponsive()
     }
@@ -149,7 +148,7 @@ impl Writeback {
         location: &DataLocation,
         place: &TierObject,
     ) -> Result<()> {
-        let Underlay::Backing(opened) = &location.base else { return Ok(()) };
+        let Underlay::Backing(opened) = location.base() else { return Ok(()) };
         if !self.needs_rest_below(place) {
             return Ok(());
         }
@@ -168,14 +167,14 @@ impl Writeback {
     /// that was taken over, so that what has failed may be tried again.
     pub(crate) fn takes_newer_version(&self, file: &File, error: &NodeError) -> bool {
         matches!(error, NodeError::Posix(Errno::STALE))
-            && !self.residency.peers.is_clustered()
+            && self.residency.peers.judges_store_alone()
             && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(Some(_)))
     }
 
     /// After an error: whether others have removed a file from the backing store, which is known now.
     pub(crate) fn finds_gone(&self, file: &File, error: &NodeError) -> bool {
         error.class() == Some(ErrorClass::NotFound)
-            && !self.residency.peers.is_clustered()
+            && self.residency.peers.judges_store_alone()
             && matches!(self.compare_within(file.ino, WORKER_TIMEOUT), Ok(None))
     }
 
@@ -303,7 +302,7 @@ impl Writeback {
         let stays = || self.residency.is_held(ino) && !self.residency.is_unsettled(ino);
         let known = record.backing.fingerprint;
         let is_another = known.is_some_and(|known| !known.same_inode(&found.fingerprint))
-            && !self.residency.peers.is_clustered();
+            && self.residency.peers.judges_store_alone();
         if found.attr.kind != record.attr.kind || is_another && (is_special || stays()) {
             // Another object of the same name: the old one is gone.
             if let Some(link) = record.links.first() {
@@ -716,7 +715,7 @@ impl Writeback {
     fn is_given_away(&self, record: &Record, found: &Found) -> Result<bool> {
         let Some(known) = record.backing.fingerprint else { return Ok(false) };
         // What leaves a listed directory of a cluster does not come in again.
-        let takes_over = !record.is_directory() && !self.residency.peers.is_clustered();
+        let takes_over = !record.is_directory() && self.residency.peers.judges_store_alone();
         if !takes_over || known.same_inode(&found.fingerprint) {
             return Ok(false);
         }

@@ -56,7 +56,7 @@ impl Writeback {
     /// Mode and owner of a directory were written: notes what the backing store has if that is not the
     /// same.
     pub(crate) fn note_attributes_below(&self, record: &Record, now: &Attributes) -> Result<()> {
-        if !record.is_directory() || self.residency.peers.is_clustered() {
+        if !record.is_directory() || !self.residency.peers.changes_namespace_alone() {
             return Ok(());
         }
         let (attr, setting) = (&record.attr, instead_setting(record.ino));
@@ -72,7 +72,7 @@ impl Writeback {
     /// Takes over what others changed of a directory itself that is about to be listed. False if somebody
     /// is at it.
     pub(super) fn compare_listed_directory(&self, dir: Ino, handle: &Dir) -> Result<bool> {
-        if self.residency.peers.is_clustered() {
+        if !self.residency.peers.judges_store_alone() {
             return Ok(true);
         }
         let record = self.meta.get(dir)?;
@@ -106,7 +106,7 @@ impl Writeback {
     /// Others have made or replaced names in a directory: when they did it, if nothing was changed here
     /// since.
     pub(super) fn take_over_time(&self, dir: Ino, handle: &Dir) -> Result<()> {
-        if self.residency.peers.is_clustered() {
+        if !self.residency.peers.judges_store_alone() {
             return Ok(());
         }
         let below = self.backing.stat(handle, OsStr::new(""))?;
@@ -156,7 +156,7 @@ impl Writeback {
     pub(crate) fn import_root(&self) -> Result<()> {
         let record = self.meta.get(Ino::ROOT)?;
         let is_known = record.backing.fingerprint.is_some();
-        if is_known && self.residency.peers.is_clustered() {
+        if is_known && !self.residency.peers.judges_store_alone() {
             // Other nodes may be changing it right now.
             return Ok(());
         }

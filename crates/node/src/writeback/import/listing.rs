@@ -102,10 +102,10 @@ impl Reading<'_> {
             return Ok(false);
         }
         found.retain(|found| !gone.names.contains(&found.name));
-        match node.residency.peers.is_clustered() {
+        match node.residency.peers.changes_namespace_alone() {
+            true => node.meta.import(dir, &found)?,
             // Another node may have listed it, and then taken a name away.
-            true => node.meta.import_unless_listed(dir, &found)?,
-            false => node.meta.import(dir, &found)?,
+            false => node.meta.import_unless_listed(dir, &found)?,
         };
         Ok(true)
     }

@@ -105,9 +105,9 @@ impl Writeback {
         if is_reserved(OsStr::from_bytes(name), dir == Ino::ROOT) {
             return Ok(None);
         }
-        let hit = match self.residency.peers.is_clustered() {
-            true => self.meta.lookup_now(dir, name)?,
-            false => self.meta.lookup(dir, name)?,
+        let hit = match self.residency.peers.changes_namespace_alone() {
+            true => self.meta.lookup(dir, name)?,
+            false => self.meta.lookup_now(dir, name)?,
         };
         if hit.is_some() && self.directory_is_fresh(dir) {
             return Ok(hit);
@@ -160,7 +160,7 @@ impl Writeback {
         context.wait()?;
         for _ in 0..MAX_LOOKS {
             let (record, xattrs) = self.xattrs_at_rest(ino)?;
-            if self.residency.peers.is_clustered() {
+            if !self.residency.peers.changes_namespace_alone() {
                 self.meta.xattr_replace_all(ino, &xattrs)?;
                 return Ok(());
             }
@@ -225,7 +225,7 @@ impl Writeback {
         let xattrs = self.read_xattrs(&dir, &name)?;
         let known = record.backing.fingerprint.filter(|print| print.ino != 0);
         if let Some(known) = known
-            && !self.residency.peers.is_clustered()
+            && self.residency.peers.judges_store_alone()
         {
             // They were read by name, and a worker or others may have moved what had it.
             let found = self.backing.stat(&dir, OsStr::from_bytes(&name))?;

@@ -102,7 +102,7 @@ impl Writeback {
     /// What the backing store says: the next start looks again.
     pub(crate) fn look_at_a_replaced_root(&self) -> Result<()> {
         let now = self.store.root.as_bytes();
-        if self.residency.peers.is_clustered() || now.is_empty() {
+        if !self.residency.peers.judges_store_alone() || now.is_empty() {
             return Ok(());
         }
         match self.meta.setting(ROOT_SEEN)? {

@@ -313,7 +313,7 @@ impl Writeback {
             (new, written.len() >= MAX_ENTRIES_WRITTEN)
         };
         // For the daemon that comes after this one. Between nodes it would be a round trip each.
-        for dir in new.into_iter().filter(|_| !self.residency.peers.is_clustered()) {
+        for dir in new.into_iter().filter(|_| self.residency.peers.changes_namespace_alone()) {
             if let Err(error) = self.meta.set_setting(&written_setting(dir), &[]) {
                 tracing::debug!(dir, %error, "the times of a directory may stay wrong");
             }
@@ -354,7 +354,7 @@ impl Writeback {
         }
         let written_again = |dir: &Ino| self.reconciler.entries_written.lock().contains(&dir.0);
         for dir in restored.iter().filter(|dir| !written_again(dir)) {
-            if !self.residency.peers.is_clustered() {
+            if self.residency.peers.changes_namespace_alone() {
                 self.meta.remove_setting(&written_setting(dir.0))?;
             }
         }
@@ -363,7 +363,7 @@ impl Writeback {
 
     /// Takes over the directories whose times an earlier daemon could not restore.
     pub(crate) fn take_up_written_entries(&self) -> Result<()> {
-        if self.residency.peers.is_clustered() {
+        if !self.residency.peers.changes_namespace_alone() {
             return Ok(());
         }
         let left = self.meta.settings_like(ENTRIES_WRITTEN)?;

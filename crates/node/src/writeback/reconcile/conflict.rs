@@ -132,8 +132,8 @@ impl Writeback {
     /// At the last close of a changed file of which only a part is here: the version that its writers saw
     /// beneath stays open until the file is written back, whatever others put in its place.
     pub(crate) fn hold_opened_rest(&self, file: &FileRef, location: &DataLocation) {
-        let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
-        let is_open = match &location.base {
+        let partial = location.place().is_some_and(TierObject::lacks_bytes);
+        let is_open = match location.base() {
             Underlay::Backing(opened) => partial && opened.lock().is_some(),
             Underlay::Spill(spill) => spill.is_below_open(),
             Underlay::Zeros => false,
@@ -186,8 +186,8 @@ impl Writeback {
             return Ok(BOTH);
         }
         let location = file.location.read();
-        let partial = location.place.as_ref().is_some_and(TierObject::lacks_bytes);
-        let looked = match &location.base {
+        let partial = location.place().is_some_and(TierObject::lacks_bytes);
+        let looked = match location.base() {
             Underlay::Backing(opened) if partial => {
                 self.residency.in_known_version(&file, opened, |_| Ok(()))
             }

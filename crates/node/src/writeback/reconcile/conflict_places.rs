@@ -70,10 +70,10 @@ impl Writeback {
         };
         let parts = dir.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
         let dir = parts.fold(Some(Ino::ROOT), known);
-        let clustered = self.residency.peers.is_clustered();
+        let may_be_elsewhere = !self.residency.peers.changes_namespace_alone();
         let is_home =
             dir.is_some_and(|dir| Self::is_home(dir, &conflict.seen, self.number_of(dir)));
-        conflict.ours.is_none() || clustered || !is_home || known(dir, name).is_some()
+        conflict.ours.is_none() || may_be_elsewhere || !is_home || known(dir, name).is_some()
     }
 
     /// The conflicts that are not resolved, each in the directory that it is in now. Those whose directory

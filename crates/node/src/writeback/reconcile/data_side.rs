@@ -7,7 +7,6 @@ use forebay_meta::{Error as MetaError, Record};
 use forebay_store::Attributes;
 use forebay_types::{Fingerprint, Ino};
 
-use crate::context::Context;
 use crate::error::Result;
 use crate::residency::seams::Target;
 use crate::writeback::Writeback;
@@ -113,36 +112,13 @@ impl DataSide for Tiers {
         }
         let file = residency.files.get(ino);
         file.below_has_other_times(&before, after);
-        let noted = residency.load(&Context::DAEMON, &file).and_then(|()| {
-            let location = file.location.read();
-            let Some(place) = &location.place else { return Ok(()) };
-            residency.edit_header(place, |header| {
-                if let Some(base) = header.base.filter(|base| base.same_content(&before)) {
-                    header.base = Some(Fingerprint { edition: base.edition, ..after });
-                }
-                Ok(())
-            })
-        });
-        if let Err(error) = noted {
+        if let Err(error) = residency.copy_has_other_times(&file, &before, after) {
             tracing::debug!(%ino, %error, "a copy will be taken for one of an older version");
         }
     }
 
     fn announce(&self, writeback: &Writeback, ino: Ino, version: Fingerprint) -> Result<()> {
-        let residency = &writeback.residency;
-        if !residency.is_unsettled(ino) {
-            return Ok(());
-        }
-        let file = residency.files.get(ino);
-        residency.load(&Context::DAEMON, &file)?;
-        residency.write_again(&file)?;
-        let location = file.location.read();
-        let Some(place) = &location.place else { return Ok(()) };
-        residency.edit_header(place, |header| {
-            header.pending = Some(version);
-            Ok(())
-        })?;
-        residency.sync_object(&file, place, false)
+        writeback.residency.announce_theirs(ino, version)
     }
 
     fn drop_copy(&self, writeback: &Writeback, ino: Ino) {
@@ -158,7 +134,7 @@ impl DataSide for Tiers {
         // Nobody will write the bytes of removed files that are still in use.
         let orphans = match writeback.meta.counts().orphans {
             // To find the orphans among all nodes' would take long: those that count are open here.
-            _ if residency.peers.is_clustered() => writeback.orphans_in_use(),
+            _ if writeback.rights.shares_work() => writeback.orphans_in_use(),
             0 => Vec::new(),
             _ => writeback.meta.orphans().unwrap_or_default(),
         };
@@ -249,7 +225,7 @@ impl Writeback {
     fn orphans_in_use(&self) -> Vec<Ino> {
         let mut inos = self.residency.files.in_use();
         inos.retain(|ino| {
-            self.residency.residents.get(ino.0).is_some_and(|found| found.dirty)
+            self.residency.is_unsettled(*ino)
                 && self.meta.get(*ino).is_ok_and(|record| record.orphan)
         });
         inos

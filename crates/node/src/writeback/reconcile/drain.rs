@@ -446,7 +446,7 @@ impl<'a> Sweep<'a, '_> {
                 let only_busy = tally.failed == 0;
                 if only_busy && progressed.elapsed() > BUSY_TIMEOUT {
                     // In a cluster, what is busy may be another node's to do.
-                    let in_use = tally.busy > 0 && !node.residency.peers.is_clustered();
+                    let in_use = tally.busy > 0 && !node.rights.shares_work();
                     let in_use = remaining.in_use || in_use;
                     return Ok((Remaining { in_use, ..remaining }, End::InUse));
                 }

@@ -15,6 +15,7 @@ use super::queue::NAMES_DELAY;
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
+use crate::residency::written_back::record_written_back;
 use crate::writeback::Writeback;
 
 /// No record has this count of changes: one that is reported with it stays in the backlog.
@@ -79,8 +80,7 @@ impl Facts {
             record.backing.xattrs_differ &= !self.xattrs;
         }
         if self.bytes && !record.bytes_changed_since(seen_change) {
-            record.mark_clean();
-            record.spilled = false;
+            record_written_back(record);
         }
     }
 }
@@ -302,8 +302,7 @@ impl<'a> Work<'a> {
     }
 
     pub(super) fn bytes_done(&mut self) {
-        self.record.mark_clean();
-        self.record.spilled = false;
+        record_written_back(&mut self.record);
         self.facts.bytes = true;
     }
 }

@@ -1,0 +1,112 @@
+//! Files whose bytes change hands: another node has a newer version or has taken the file, this one takes a file
+//! over, or a daemon takes over from another one.
+
+use std::path::{Path, PathBuf};
+
+use forebay_core::steward::Event;
+use forebay_core::unit;
+use forebay_meta::Record;
+use forebay_types::Ino;
+
+use crate::error::Result;
+use crate::residency::Residency;
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
+use crate::residency::files::File;
+use crate::residency::residents::Resident;
+
+impl Residency {
+    /// Whether a file has anything here that the backing store lacks, or a place for it. The caller has the
+    /// location in hand.
+    pub(crate) fn is_changed_here(&self, ino: Ino, location: &DataLocation) -> bool {
+        location.place().is_some_and(TierObject::is_dirty)
+            || location.is_spilled()
+            || self.is_unsettled(ino)
+    }
+
+    /// Drops the clean copy of a file, and where its bytes were read: programs that have it open go on with
+    /// the version that counts now. The caller has seen that nothing is changed here.
+    pub(crate) fn forget_copy(&self, file: &File, location: &mut DataLocation) -> Result<()> {
+        let place = location.place.take();
+        if let Some(resident) = self.residents.get(file.ino.0) {
+            self.remove_object(resident.tier, file.ino)?;
+            self.forget_resident(file.ino, place.as_ref());
+        }
+        if std::mem::take(&mut location.loaded) {
+            self.look_up(file, location)?;
+        }
+        Ok(())
+    }
+
+    /// What a file has on a tier does not count any more. A clean copy goes; what is dirty may be the only copy
+    /// of what was written here, and is moved by `aside`, which is told the tier and says where it is now.
+    pub(crate) fn make_way(
+        &self,
+        file: &File,
+        location: &mut DataLocation,
+        aside: impl FnOnce(u8) -> Result<PathBuf>,
+    ) -> Result<Option<PathBuf>> {
+        let place = location.place.take();
+        (location.base, location.loaded) = (Underlay::backing(), false);
+        let Some(resident) = self.residents.get(file.ino.0) else { return Ok(None) };
+        let kept = match resident.dirty {
+            true => Some(aside(resident.tier)?),
+            false => self.remove_object(resident.tier, file.ino).map(|()| None)?,
+        };
+        self.forget_resident(file.ino, place.as_ref());
+        Ok(kept)
+    }
+
+    /// A file at `path` on a tier, for which `charged` bytes are charged, has all bytes of a file that this node
+    /// has taken over, and becomes its object.
+    pub(crate) fn adopt_object(
+        &self,
+        record: &Record,
+        tier: u8,
+        path: &Path,
+        charged: u64,
+    ) -> Result<Resident> {
+        let (ino, slot) = (record.ino, &self.tiers[usize::from(tier)]);
+        let object = slot.tier.adopt(ino.0, path, &self.header_for(record, true, true))?;
+        object.set_times(None, Some(record.attr.mtime))?;
+        slot.tier.sync_dir(ino.0)?;
+        let real = object.allocated_bytes()?;
+        match real > charged {
+            true => slot.room.force(real - charged),
+            false => slot.room.give(charged - real),
+        }
+        let resident = Resident { tier, whole: true, dirty: true, charged: real };
+        self.enter(ino, resident);
+        Ok(resident)
+    }
+
+    /// An object that a start has found on its tier, or that another daemon hands on, counts.
+    pub(crate) fn found_on_tier(&self, ino: Ino, resident: Resident) {
+        self.tiers[usize::from(resident.tier)].room.force(resident.charged);
+        self.enter(ino, resident);
+    }
+
+    /// The steward's decisions wait until all is read: an object that moves to a tier before that one is
+    /// looked at would be taken for the rest of a move.
+    fn enter(&self, object: Ino, resident: Resident) {
+        self.residents.set(object.0, resident);
+        let (tier, bytes) = (unit::Tier(resident.tier), unit::Bytes(resident.charged));
+        self.decide_later(Event::Resident { object, tier, bytes });
+        if resident.dirty {
+            self.decide_later(Event::Dirty { object });
+        }
+        if self.meta.get(object).is_ok_and(|record| record.pinned) {
+            self.decide_later(Event::Pinned { object });
+        }
+    }
+
+    /// The kernel goes on to read an object by itself for an open that was handed over, and to write it.
+    pub(crate) fn take_over_passed(
+        &self,
+        file: &File,
+        place: &TierObject,
+        write: bool,
+    ) -> Result<()> {
+        place.note_passed();
+        if write { self.mark_dirty(file, place) } else { Ok(()) }
+    }
+}
