@@ -47,7 +47,8 @@ impl Default for EmbeddedOptions {
 ///
 /// The database under it refuses everything after one failed write. When that happens, most likely
 /// because somebody filled the disk, it is opened anew, and a file kept for that, the ballast,
-/// makes room first. The ballast comes back when the disk has room again. While there is none, changes
+/// makes room first. A change that was refused is never made later, whatever the log has of it: what it
+/// would have replaced is put back. The ballast comes back when the disk has room again. While there is none, changes
 /// are refused before they are tried, and what is there can be read.
 pub struct Embedded {
     directory: PathBuf,
@@ -71,6 +72,9 @@ pub struct Embedded {
     failing_changes: std::sync::atomic::AtomicU32,
     /// It refuses changes since one has failed, and waits to be opened anew.
     refusing: AtomicBool,
+    /// What was under the keys of a change that has failed. The change may be in a buffer of the database,
+    /// or in its log, and would be made after all when that is read.
+    refused: Mutex<Option<MiniTransaction>>,
     /// When it was last tried to open it anew.
     tried: Mutex<Option<Instant>>,
     /// Never to be opened again. Changed under the exclusive lock of `opened`.
@@ -107,6 +111,7 @@ impl Embedded {
             doubtful: AtomicBool::new(false),
             syncing: Mutex::new(()),
             refusing: AtomicBool::new(false),
+            refused: Mutex::new(None),
             tried: Mutex::new(None),
             #[cfg(test)]
             failing_syncs: Default::default(),
@@ -170,6 +175,35 @@ impl Embedded {
         self.reopen_now_and_then()
     }
 
+    /// A change has failed. No other one is tried before the database is opened anew.
+    fn refuse(&self, transaction: &MiniTransaction) {
+        self.refusing.store(true, Ordering::Release);
+        let opened = self.opened.read();
+        match opened.as_ref().map(|opened| opened.replaced_by(transaction)) {
+            Some(Ok(before)) => *self.refused.lock() = Some(before),
+            Some(Err(error)) => tracing::error!(
+                %error,
+                "a change of the namespace has failed, and may be found made later: check the device of \
+                 the first tier"
+            ),
+            // It did not get as far as that.
+            None => {}
+        }
+    }
+
+    /// Ends the database, which writes out what is in its buffer. A thread of it may do so when the lock of
+    /// the directory is gone already.
+    fn end(&self, opened: &mut Option<Opened>) {
+        *opened = None;
+        if self.refused.lock().is_none() {
+            return;
+        }
+        let until = Instant::now() + TRY_EVERY;
+        while log_is_open(&self.directory) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Opens the database anew after a failed write.
     fn reopen(&self) -> Result<(), EngineError> {
         let mut opened = self.opened.write();
@@ -182,9 +216,15 @@ impl Embedded {
         // once more as it ends, and tells nobody.
         self.doubtful.store(true, Ordering::Release);
         // The old one first: it holds the lock of the directory.
-        *opened = None;
+        self.end(&mut opened);
         self.settle_log();
-        *opened = Some(Opened::open(&self.directory, &self.options)?);
+        let anew = Opened::open(&self.directory, &self.options)?;
+        let mut refused = self.refused.lock();
+        if let Some(before) = &*refused {
+            anew.restore(before).map_err(io)?;
+        }
+        *refused = None;
+        *opened = Some(anew);
         self.refusing.store(false, Ordering::Release);
         Ok(())
     }
@@ -261,6 +301,19 @@ impl Embedded {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// Whether this process has a part of the log in a directory open.
+fn log_is_open(directory: &Path) -> bool {
+    let directory = std::fs::canonicalize(directory);
+    let (Ok(directory), Ok(files)) = (directory, std::fs::read_dir("/proc/self/fd")) else {
+        return false;
+    };
+    files.flatten().any(|file| {
+        std::fs::read_link(file.path()).is_ok_and(|path| {
+            path.starts_with(&directory) && path.extension().is_some_and(|found| found == LOG)
+        })
+    })
 }
 
 /// What the names of the parts of the log end in.
@@ -379,6 +432,34 @@ impl Opened {
         batch.commit()
     }
 
+    /// What is under the keys that a transaction writes: how to take it back.
+    fn replaced_by(&self, t: &MiniTransaction) -> fjall::Result<MiniTransaction> {
+        let before = |write: &Write| {
+            let key = write.key().clone();
+            Ok(match self.keys.get(key.raw())? {
+                Some(value) => Write::Put(key, value.to_vec()),
+                None => Write::Delete(key),
+            })
+        };
+        let write = t.write.iter().map(before).collect::<fjall::Result<_>>()?;
+        Ok(MiniTransaction { write, ..MiniTransaction::default() })
+    }
+
+    /// Puts back what [`Self::replaced_by`] has found, unless all of it is there.
+    fn restore(&self, before: &MiniTransaction) -> fjall::Result<()> {
+        for write in &before.write {
+            let found = self.keys.get(write.key().raw())?;
+            let is_there = match write {
+                Write::Put(_, value) => found.as_deref() == Some(value),
+                Write::Delete(_) => found.is_none(),
+            };
+            if !is_there {
+                return self.apply(before);
+            }
+        }
+        Ok(())
+    }
+
     fn read(&self, t: &MiniTransaction) -> fjall::Result<Outcome> {
         let snapshot = self.database.snapshot();
         for compare in &t.compare {
@@ -407,11 +488,9 @@ impl Engine for Embedded {
             return Ok(outcome);
         }
         if self.apply(transaction).is_err() {
-            // No other writer is here, so it does no harm if the log had kept the first attempt.
+            self.refuse(transaction);
             self.recover()?;
-            self.apply(transaction).inspect_err(|_| {
-                self.refusing.store(true, Ordering::Release);
-            })?;
+            self.apply(transaction).inspect_err(|_| self.refuse(transaction))?;
         }
         Ok(outcome)
     }
@@ -501,13 +580,31 @@ impl Engine for Embedded {
     fn close(&self) {
         // In the order of a commit: none is under way when the last handle goes.
         let _serial = self.commit.lock();
+        if self.closed.load(Ordering::Relaxed) {
+            // What is there is another daemon's.
+            return;
+        }
+        if self.refused.lock().is_some()
+            && let Err(error) = self.reopen()
+        {
+            tracing::error!(
+                %error,
+                "a change of the namespace has failed, and may be found made by the next mount"
+            );
+        }
         let mut opened = self.opened.write();
         self.closed.store(true, Ordering::Relaxed);
-        *opened = None;
+        self.end(&mut opened);
         if self.doubtful.load(Ordering::Acquire) {
             // Who opens it next knows nothing of it.
             self.settle_log();
         }
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::*;
 
 fn put(engine: &Embedded, key: &[u8]) {
@@ -197,4 +199,58 @@ fn sync_when_another_one_is_failing_then_not_confirmed_before_the_log_is_written
         engine.sync().expect("synced in the end");
         assert!(were_written(&parts), "a page of the log may be lost");
     });
+}
+
+fn value_of(engine: &Embedded, key: &[u8]) -> Option<Vec<u8>> {
+    let read = MiniTransaction::reading(vec![Key::new(0, key)]);
+    match engine.execute(&read).expect("read") {
+        Outcome::Committed(mut values) => values.pop().expect("a value"),
+        Outcome::Conflict => panic!("nothing is compared"),
+    }
+}
+
+/// A change that the disk refuses, as it does at a quota, while the database is not opened anew.
+fn refused(engine: &Embedded, write: Write) {
+    *engine.tried.lock() = Some(Instant::now());
+    let limit = getrlimit(Resource::Fsize);
+    setrlimit(Resource::Fsize, Rlimit { current: Some(0), ..limit }).expect("limited");
+    let refused = engine.execute(&MiniTransaction { write: vec![write], ..Default::default() });
+    setrlimit(Resource::Fsize, limit).expect("not limited any more");
+    refused.expect_err("the disk takes nothing");
+    *engine.tried.lock() = None;
+}
+
+fn refuse_and_go_on() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("meta");
+    let open = || Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+    let engine = open();
+    put(&engine, b"one");
+    refused(&engine, Write::Put(Key::new(0, b"new"), b"value".to_vec()));
+    assert_eq!(value_of(&engine, b"new"), None, "it was refused");
+    put(&engine, b"two");
+    assert_eq!(value_of(&engine, b"new"), None, "it was made after all");
+    refused(&engine, Write::Put(Key::new(0, b"one"), b"another".to_vec()));
+    engine.sync().expect("there is room again");
+    assert_eq!(value_of(&engine, b"one"), Some(b"value".to_vec()), "it was made after all");
+    refused(&engine, Write::Delete(Key::new(0, b"one")));
+    put(&engine, b"three");
+    assert_eq!(value_of(&engine, b"one"), Some(b"value".to_vec()), "it was made after all");
+    // Nor do those see it who come after the daemon.
+    refused(&engine, Write::Delete(Key::new(0, b"one")));
+    engine.close();
+    let engine = open();
+    assert_eq!(value_of(&engine, b"one"), Some(b"value".to_vec()), "it was made after all");
+    refused(&engine, Write::Delete(Key::new(0, b"one")));
+    drop(engine);
+    let engine = open();
+    for key in [&b"one"[..], b"two", b"three"] {
+        assert_eq!(value_of(&engine, key), Some(b"value".to_vec()), "{}", key.escape_ascii());
+    }
+    assert_eq!(value_of(&engine, b"new"), None);
+}
+
+#[test]
+fn change_when_the_disk_has_refused_it_then_not_made_later() {
+    alone(refuse_and_go_on);
 }
