@@ -161,6 +161,14 @@ impl Embedded {
         if self.refusing.load(Ordering::Acquire) { self.reopen_now_and_then() } else { Ok(()) }
     }
 
+    /// Why something could not be read. Damage has a way out, which must be told.
+    fn unreadable(&self, error: fjall::Error) -> EngineError {
+        match open_error(&self.directory, error) {
+            EngineError::Open { source, .. } => EngineError::Io(source),
+            error => error,
+        }
+    }
+
     fn full(&self) -> EngineError {
         EngineError::NoSpace { path: self.directory.clone() }
     }
@@ -479,11 +487,14 @@ impl Opened {
 impl Engine for Embedded {
     fn execute(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
         if transaction.write.is_empty() {
-            return self.with(|opened| opened.read(transaction).map_err(io));
+            return self
+                .with(|opened| opened.read(transaction).map_err(|error| self.unreadable(error)));
         }
         let _serial = self.commit.lock();
         self.prepare(transaction)?;
-        let outcome = self.with(|opened| opened.check_and_read(transaction).map_err(io))?;
+        let outcome = self.with(|opened| {
+            opened.check_and_read(transaction).map_err(|error| self.unreadable(error))
+        })?;
         if outcome == Outcome::Conflict {
             return Ok(outcome);
         }
@@ -517,7 +528,7 @@ impl Engine for Embedded {
                     page.more = true;
                     break;
                 }
-                let (key, value) = guard.into_inner().map_err(io)?;
+                let (key, value) = guard.into_inner().map_err(|error| self.unreadable(error))?;
                 page.items.push((key[2..].to_vec(), value.to_vec()));
             }
             Ok(page)
@@ -531,7 +542,7 @@ impl Engine for Embedded {
             let mut items = Vec::new();
             let snapshot = opened.database.snapshot();
             for guard in snapshot.range::<Vec<u8>, _>(&opened.keys, range).take(limit) {
-                let (key, value) = guard.into_inner().map_err(io)?;
+                let (key, value) = guard.into_inner().map_err(|error| self.unreadable(error))?;
                 items.extend(Key::from_raw(&key).map(|key| (key, value.to_vec())));
             }
             Ok(items)
@@ -608,12 +619,14 @@ impl Drop for Embedded {
     }
 }
 
-/// Why a store can't be opened: in use, a failing device, or damaged files.
+/// Why a store can't be opened or read: in use, a failing device, or damaged files.
 fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
     use std::io::ErrorKind;
     let path = directory.to_path_buf();
-    if matches!(error, fjall::Error::Locked) {
-        return EngineError::InUse { path };
+    match error {
+        fjall::Error::Locked => return EngineError::InUse { path },
+        fjall::Error::Poisoned => return EngineError::Open { path, source: Box::new(error) },
+        _ => {}
     }
     let mut cause = Some(&error as &dyn std::error::Error);
     while let Some(at) = cause {

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
+use crate::engine::{Compare, Expect};
 
 fn put(engine: &Embedded, key: &[u8]) {
     let key = Key::new(0, key);
@@ -253,4 +254,49 @@ fn refuse_and_go_on() {
 #[test]
 fn change_when_the_disk_has_refused_it_then_not_made_later() {
     alone(refuse_and_go_on);
+}
+
+#[test]
+fn table_that_is_damaged_when_it_is_read_then_told_as_damaged() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("meta");
+    let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+    for index in 0..30_000_u32 {
+        put(&engine, format!("a key that is somewhat long {index}").as_bytes());
+    }
+    engine.release_memory();
+    let in_memory = || engine.with(|opened| Ok(opened.database.write_buffer_size())).expect("open");
+    let until = Instant::now() + Duration::from_secs(60);
+    while in_memory() > WORTH_WRITING {
+        assert!(Instant::now() < until, "{} bytes stay in memory", in_memory());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(engine);
+    let mut files = Vec::new();
+    files_below(&path.join("keyspaces"), &mut files);
+    let size = |file: &PathBuf| file.metadata().expect("there").len();
+    let table = files.into_iter().max_by_key(size).expect("a table");
+    let mut bytes = std::fs::read(&table).expect("read");
+    assert!(bytes.len() > 500_000, "{table:?}");
+    // Pages of keys and values; what tells where they are is at the end.
+    for at in (1000..bytes.len() / 2).step_by(3000) {
+        bytes[at] ^= 2;
+    }
+    std::fs::write(&table, bytes).expect("written");
+    let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+    let read = MiniTransaction::reading(vec![Key::new(0, b"a key that is somewhat long 1")]);
+    let key = Key::new(0, b"a key that is somewhat long 1");
+    let change = MiniTransaction {
+        compare: vec![Compare { key: key.clone(), expect: Expect::Present }],
+        write: vec![Write::Delete(key)],
+        ..MiniTransaction::default()
+    };
+    for told in [
+        engine.execute(&read).expect_err("damaged").to_string(),
+        engine.execute(&change).expect_err("damaged").to_string(),
+        engine.scan(0, b"", None, usize::MAX).expect_err("damaged").to_string(),
+        engine.sweep(None, usize::MAX).expect_err("damaged").to_string(),
+    ] {
+        assert!(told.contains("fsck --rebuild"), "{told}");
+    }
 }
