@@ -93,6 +93,7 @@ impl Embedded {
     /// If the directory can't be used, or another process has it open.
     pub fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let mut ballast = Ballast::beside(directory);
+        let doubtful = directory.with_extension(DOUBTFUL).exists() && !settled(directory);
         let opened = match Opened::open(directory, options) {
             // A thread that has found it damaged may hold its lock for good.
             Err(error @ (EngineError::Damaged { .. } | EngineError::InUse { .. })) => {
@@ -108,7 +109,7 @@ impl Embedded {
             opened: RwLock::new(Some(opened)),
             commit: Mutex::new(()),
             ballast: Mutex::new(ballast),
-            doubtful: AtomicBool::new(false),
+            doubtful: AtomicBool::new(doubtful),
             syncing: Mutex::new(()),
             refusing: AtomicBool::new(false),
             refused: Mutex::new(None),
@@ -222,7 +223,7 @@ impl Embedded {
         self.ballast.lock().drop_to_make_room();
         // What has failed may have been a sync by the database itself, which does not tell; and it syncs
         // once more as it ends, and tells nobody.
-        self.doubtful.store(true, Ordering::Release);
+        self.doubt();
         // The old one first: it holds the lock of the directory.
         self.end(&mut opened);
         self.settle_log();
@@ -264,37 +265,29 @@ impl Embedded {
         if self.doubtful.load(Ordering::Acquire) {
             return Err(EngineError::Io("the log of the metadata can't be synced".into()));
         }
-        self.with(|opened| self.persist(opened)).inspect_err(|_| {
-            self.doubtful.store(true, Ordering::Release);
-        })
+        self.with(|opened| self.persist(opened)).inspect_err(|_| self.doubt())
+    }
+
+    /// A sync may have failed. Also a daemon that comes after a kill must know, or it would be confirmed
+    /// what is lost; after a power cut there is nothing to doubt.
+    fn doubt(&self) {
+        if !self.doubtful.swap(true, Ordering::AcqRel) {
+            let noted = std::fs::File::create(self.directory.with_extension(DOUBTFUL));
+            drop(noted.inspect_err(
+                |error| tracing::warn!(%error, "can't note that the log of the namespace is in doubt"),
+            ));
+        }
     }
 
     /// Sees to it that all of the log gets to the disk with the next sync.
     fn settle_log(&self) {
-        match self.rewrite_log() {
-            Ok(()) => self.doubtful.store(false, Ordering::Release),
-            // It goes on as well as it can, but no sync succeeds.
-            Err(error) => tracing::error!(
-                %error,
-                "the log of the namespace can't be synced, so no sync succeeds: check the device of \
-                 the first tier"
-            ),
-        }
-    }
-
-    /// Writes the log once more, as it was read back. A sync that fails tells so once, and the
-    /// kernel takes what it could not write for written: the next sync would succeed without it.
-    fn rewrite_log(&self) -> Result<(), EngineError> {
         #[cfg(test)]
-        self.fail_as_told(&self.failing_syncs)?;
-        let failed = |error: std::io::Error| EngineError::Io(Box::new(error));
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if path.extension().is_some_and(|extension| extension == LOG) {
-                rewrite(&path).map_err(failed)?;
-            }
+        if self.fail_as_told(&self.failing_syncs).is_err() {
+            return;
         }
-        std::fs::File::open(&self.directory).and_then(|dir| dir.sync_all()).map_err(failed)
+        if settled(&self.directory) {
+            self.doubtful.store(false, Ordering::Release);
+        }
     }
 
     #[cfg(test)]
@@ -326,6 +319,35 @@ fn log_is_open(directory: &Path) -> bool {
 
 /// What the names of the parts of the log end in.
 const LOG: &str = "jnl";
+
+/// What the name of the note ends in that the log is in doubt.
+const DOUBTFUL: &str = "doubtful";
+
+/// Writes the log once more, as it was read back, and says whether that went well. A sync that fails
+/// tells so once, and the kernel takes what it could not write for written: the next sync would succeed
+/// without it.
+fn settled(directory: &Path) -> bool {
+    let rewritten = || {
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == LOG) {
+                rewrite(&path)?;
+            }
+        }
+        std::fs::File::open(directory)?.sync_all()
+    };
+    if let Err(error) = rewritten() {
+        // It goes on as well as it can, but no sync succeeds.
+        tracing::error!(
+            %error,
+            "the log of the namespace can't be synced, so no sync succeeds: check the device of the \
+             first tier"
+        );
+        return false;
+    }
+    drop(std::fs::remove_file(directory.with_extension(DOUBTFUL)));
+    true
+}
 
 /// Writes a file over itself, and syncs it.
 fn rewrite(path: &Path) -> std::io::Result<()> {

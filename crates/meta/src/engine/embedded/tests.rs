@@ -202,6 +202,29 @@ fn sync_when_another_one_is_failing_then_not_confirmed_before_the_log_is_written
     });
 }
 
+#[test]
+fn sync_that_failed_before_the_daemon_was_killed_then_the_next_one_writes_the_log_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("meta");
+    let open = || Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+    let engine = open();
+    put(&engine, b"one");
+    engine.failing_syncs.store(2, Ordering::Relaxed);
+    engine.sync().expect_err("it fails");
+    // As after a kill: nothing is done at its end.
+    *engine.opened.write() = None;
+    engine.closed.store(true, Ordering::Relaxed);
+    drop(engine);
+    let parts = age(&path);
+    let engine = open();
+    engine.sync().expect("the device is well again");
+    assert!(were_written(&parts), "a page of the log may be lost");
+    drop(engine);
+    let parts = age(&path);
+    open().sync().expect("synced");
+    assert!(!were_written(&parts), "nothing is in doubt any more");
+}
+
 fn value_of(engine: &Embedded, key: &[u8]) -> Option<Vec<u8>> {
     let read = MiniTransaction::reading(vec![Key::new(0, key)]);
     match engine.execute(&read).expect("read") {
