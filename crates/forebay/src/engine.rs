@@ -53,6 +53,18 @@ pub trait Engine: Sync {
         Err(cannot_hand_over())
     }
 
+    /// As [`Engine::adopt`], after another daemon has adopted the mount and failed. Believes nothing that
+    /// was said of the tiers: it may have worked on them.
+    fn take_back(
+        &self,
+        config: &MountConfig,
+        handed: &HandOver,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let _ = (config, handed, keeper);
+        Err(cannot_hand_over())
+    }
+
     /// Goes on with a mount whose daemon has died, from what it had left with the keeper.
     fn revive(
         &self,

@@ -386,8 +386,9 @@ impl<'a> Service<'a> {
     fn take_back(&mut self, handed: &HandOver) -> ControlResult<()> {
         let config = self.plan.config;
         let (lock, listener) = (self.address.lock(), self.server.listener());
+        let engine = self.plan.engine;
         let adopted =
-            self.plan.kept(lock, listener, |keeper| self.plan.engine.adopt(config, handed, keeper));
+            self.plan.kept(lock, listener, |keeper| engine.take_back(config, handed, keeper));
         self.mounted = adopted.inspect_err(|error| {
             tracing::error!(%error, "the mount is lost: mount again to continue");
         })?;

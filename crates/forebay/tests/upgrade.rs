@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use load::Load;
+use rustix::process::Signal;
 use site::*;
 
 /// How often daemons change in the tests of every run; `FOREBAY_TEST_HANDOVERS` asks for more.
@@ -113,6 +114,72 @@ fn upgrade_when_the_new_program_can_not_then_the_old_daemon_serves_on() {
     assert_eq!(code, 0, "{text}");
     assert_ne!(site.daemon(), daemon);
     assert_unnoticed(load);
+    site.umount();
+}
+
+/// A program that goes on until it has opened the state and the tiers, works on, and fails as told. It
+/// leaves its process number in `home/successor`.
+fn failing_after_it_began(site: &Site, how: &str) -> String {
+    let program = site.path("home/failing");
+    let number = site.text("home/successor");
+    let script = format!(
+        "#!/bin/sh\necho $$ > {number}\nexport FAILPOINTS='node.resumed={how}'\nexec {} \"$@\"\n",
+        env!("CARGO_BIN_EXE_forebay")
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program.to_str().unwrap().into()
+}
+
+#[test]
+fn upgrade_when_the_new_daemon_dies_after_it_has_worked_then_the_old_one_looks_at_the_tier_anew() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "3s"]);
+    let daemon = site.daemon();
+    let (file, below) = (site.path("mnt/file"), site.path("backing/file"));
+    fs::write(&file, "first").unwrap();
+    let program = failing_after_it_began(&site, "sleep(60000)");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| upgrade(&site, &["--program", &program]));
+        let is_flushed = || fs::read(&below).is_ok_and(|bytes| bytes == b"first");
+        assert!(wait_for(Duration::from_secs(50), is_flushed), "nobody writes it back");
+        let successor = fs::read_to_string(site.path("home/successor")).unwrap();
+        signal(successor.trim().parse().unwrap(), Signal::KILL);
+        let (code, text) = asked.join().unwrap();
+        assert_eq!(code, 1, "{text}");
+    });
+    assert_eq!(site.daemon(), daemon);
+    // In place: the file that was written back while it did not look.
+    let open = fs::File::options().write(true).open(&file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&open, b"again", 0).unwrap();
+    open.sync_all().unwrap();
+    signal(daemon, Signal::KILL);
+    assert!(wait_for(Duration::from_secs(60), || !alive(daemon)));
+    drop(open);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "again");
+    site.umount();
+    assert_eq!(fs::read_to_string(&below).unwrap(), "again");
+}
+
+#[test]
+fn upgrade_when_the_new_daemon_can_not_serve_then_no_clean_end_is_noted() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&[]);
+    let daemon = site.daemon();
+    fs::write(site.path("mnt/file"), "text").unwrap();
+    let program = failing_after_it_began(&site, "return");
+    let (code, text) = upgrade(&site, &["--program", &program]);
+    assert_ne!(code, 0, "{text}");
+    assert!(site.path("home/successor").exists(), "{text}");
+    assert_eq!(site.daemon(), daemon, "{text}");
+    assert!(!site.path("tier/state/clean-end").exists(), "a power cut would not be noticed");
+    assert_eq!(fs::read_to_string(site.path("mnt/file")).unwrap(), "text");
     site.umount();
 }
 

@@ -4,6 +4,7 @@
 /// All fail points of this crate. Each can be set to `return` (the step fails with EIO), `panic` or
 /// `sleep(ms)`, with the crate `fail`.
 const OWN: &[&str] = &[
+    "node.resumed",
     "node.open.begin",
     "node.open.prepare",
     "node.open.attach",

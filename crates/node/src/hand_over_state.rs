@@ -200,6 +200,13 @@ pub struct RemovedInode {
 }
 
 impl HandOverState {
+    /// Another daemon has gone on from here, and ended: what is said of the tiers is not true any more, and
+    /// it has given out numbers of handles.
+    pub fn was_taken_over(&mut self) {
+        self.at_rest = false;
+        self.generation = self.next_generation().into();
+    }
+
     /// A generation that no handle is of.
     pub(crate) fn next_generation(&self) -> u16 {
         let used: HashSet<u16> =

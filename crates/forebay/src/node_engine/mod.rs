@@ -86,10 +86,18 @@ impl Engine for NodeEngine {
         keeper: Option<Keeper<'_>>,
     ) -> ControlResult<Arc<dyn Mounted>> {
         let state = State::decode(&handed.state).map_err(|error| unusable(&error))?;
-        let device = handed.device.try_clone().map_err(|error| unusable(&error))?;
-        let rings = handed.rings.as_ref().map(OwnedFd::try_clone).transpose();
-        let rings = rings.map_err(|error| unusable(&error))?;
-        go_on(config, Takeover { device, rings, state: &state, before: Before::default() }, keeper)
+        adopt_in(&state, config, handed, keeper)
+    }
+
+    fn take_back(
+        &self,
+        config: &MountConfig,
+        handed: &HandOver,
+        keeper: Option<Keeper<'_>>,
+    ) -> ControlResult<Arc<dyn Mounted>> {
+        let mut state = State::decode(&handed.state).map_err(|error| unusable(&error))?;
+        state.node.was_taken_over();
+        adopt_in(&state, config, handed, keeper)
     }
 
     fn revive(
@@ -165,6 +173,19 @@ fn unusable(error: &dyn std::fmt::Display) -> ControlError {
     ControlError::new(ErrorKind::BadState, error.to_string())
 }
 
+/// Goes on with a mount that was given away in the given state.
+fn adopt_in(
+    state: &State,
+    config: &MountConfig,
+    handed: &HandOver,
+    keeper: Option<Keeper<'_>>,
+) -> ControlResult<Arc<dyn Mounted>> {
+    let device = handed.device.try_clone().map_err(|error| unusable(&error))?;
+    let rings = handed.rings.as_ref().map(OwnedFd::try_clone).transpose();
+    let rings = rings.map_err(|error| unusable(&error))?;
+    go_on(config, Takeover { device, rings, state, before: Before::default() }, keeper)
+}
+
 /// Goes on where another daemon has ended.
 fn go_on(
     config: &MountConfig,
@@ -182,11 +203,17 @@ fn go_on(
     tracing::info!(us = since.elapsed().as_micros(), "state and tiers opened");
     let options = mount_options(config);
     send_notices(config, keeper.is_some());
-    match forebay_fuse::adopt(node.clone(), &config.mountpoint, takeover, &options, keeper) {
+    let adopted = node.before_it_serves().map_err(|error| convert::control_error(&error));
+    let adopted = adopted.and_then(|()| {
+        forebay_fuse::adopt(node.clone(), &config.mountpoint, takeover, &options, keeper)
+            .map_err(|error| convert::mount_error(&error))
+    });
+    match adopted {
         Ok(front) => Ok(NodeMount::served(config, sizes, node, front)),
         Err(error) => {
-            node.stop(Duration::from_secs(10));
-            Err(convert::mount_error(&error))
+            // Others go on with the mount, and with what programs have open.
+            node.step_back(Duration::from_secs(10));
+            Err(error)
         }
     }
 }

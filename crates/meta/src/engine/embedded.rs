@@ -47,7 +47,8 @@ impl Default for EmbeddedOptions {
 ///
 /// The database under it refuses everything after one failed write. When that happens, most likely
 /// because somebody filled the disk, it is opened anew, and a file kept for that, the ballast,
-/// makes room first. The ballast comes back when the disk has room again. While there is none, changes
+/// makes room first. A change that was refused is never made later, whatever the log has of it: what it
+/// would have replaced is put back. The ballast comes back when the disk has room again. While there is none, changes
 /// are refused before they are tried, and what is there can be read.
 pub struct Embedded {
     directory: PathBuf,
@@ -58,12 +59,22 @@ pub struct Embedded {
     /// use snapshots instead.
     commit: Mutex<()>,
     ballast: Mutex<Ballast>,
-    /// A sync of the log has failed: the kernel has forgotten which of it is not on the disk.
+    /// A sync of the log has failed, or may have: the kernel has forgotten which of it is not on the
+    /// disk.
     doubtful: AtomicBool,
+    /// Held by whoever syncs the log: the kernel tells of a failure once, and who waits must hear it.
+    syncing: Mutex<()>,
     #[cfg(test)]
     failing_syncs: std::sync::atomic::AtomicU32,
+    #[cfg(test)]
+    failing_takes_ms: std::sync::atomic::AtomicU64,
+    #[cfg(test)]
+    failing_changes: std::sync::atomic::AtomicU32,
     /// It refuses changes since one has failed, and waits to be opened anew.
     refusing: AtomicBool,
+    /// What was under the keys of a change that has failed. The change may be in a buffer of the database,
+    /// or in its log, and would be made after all when that is read.
+    refused: Mutex<Option<MiniTransaction>>,
     /// When it was last tried to open it anew.
     tried: Mutex<Option<Instant>>,
     /// Never to be opened again. Changed under the exclusive lock of `opened`.
@@ -82,6 +93,7 @@ impl Embedded {
     /// If the directory can't be used, or another process has it open.
     pub fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let mut ballast = Ballast::beside(directory);
+        let doubtful = directory.with_extension(DOUBTFUL).exists() && !settled(directory);
         let opened = match Opened::open(directory, options) {
             // A thread that has found it damaged may hold its lock for good.
             Err(error @ (EngineError::Damaged { .. } | EngineError::InUse { .. })) => {
@@ -97,11 +109,17 @@ impl Embedded {
             opened: RwLock::new(Some(opened)),
             commit: Mutex::new(()),
             ballast: Mutex::new(ballast),
-            doubtful: AtomicBool::new(false),
+            doubtful: AtomicBool::new(doubtful),
+            syncing: Mutex::new(()),
             refusing: AtomicBool::new(false),
+            refused: Mutex::new(None),
             tried: Mutex::new(None),
             #[cfg(test)]
             failing_syncs: Default::default(),
+            #[cfg(test)]
+            failing_takes_ms: Default::default(),
+            #[cfg(test)]
+            failing_changes: Default::default(),
             closed: AtomicBool::new(false),
         })
     }
@@ -144,6 +162,14 @@ impl Embedded {
         if self.refusing.load(Ordering::Acquire) { self.reopen_now_and_then() } else { Ok(()) }
     }
 
+    /// Why something could not be read. Damage has a way out, which must be told.
+    fn unreadable(&self, error: fjall::Error) -> EngineError {
+        match open_error(&self.directory, error) {
+            EngineError::Open { source, .. } => EngineError::Io(source),
+            error => error,
+        }
+    }
+
     fn full(&self) -> EngineError {
         EngineError::NoSpace { path: self.directory.clone() }
     }
@@ -158,6 +184,35 @@ impl Embedded {
         self.reopen_now_and_then()
     }
 
+    /// A change has failed. No other one is tried before the database is opened anew.
+    fn refuse(&self, transaction: &MiniTransaction) {
+        self.refusing.store(true, Ordering::Release);
+        let opened = self.opened.read();
+        match opened.as_ref().map(|opened| opened.replaced_by(transaction)) {
+            Some(Ok(before)) => *self.refused.lock() = Some(before),
+            Some(Err(error)) => tracing::error!(
+                %error,
+                "a change of the namespace has failed, and may be found made later: check the device of \
+                 the first tier"
+            ),
+            // It did not get as far as that.
+            None => {}
+        }
+    }
+
+    /// Ends the database, which writes out what is in its buffer. A thread of it may do so when the lock of
+    /// the directory is gone already.
+    fn end(&self, opened: &mut Option<Opened>) {
+        *opened = None;
+        if self.refused.lock().is_none() {
+            return;
+        }
+        let until = Instant::now() + TRY_EVERY;
+        while log_is_open(&self.directory) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Opens the database anew after a failed write.
     fn reopen(&self) -> Result<(), EngineError> {
         let mut opened = self.opened.write();
@@ -166,63 +221,133 @@ impl Embedded {
         }
         *self.tried.lock() = Some(Instant::now());
         self.ballast.lock().drop_to_make_room();
+        // What has failed may have been a sync by the database itself, which does not tell; and it syncs
+        // once more as it ends, and tells nobody.
+        self.doubt();
         // The old one first: it holds the lock of the directory.
-        *opened = None;
-        if self.doubtful.load(Ordering::Acquire) {
-            match self.rewrite_log() {
-                Ok(()) => self.doubtful.store(false, Ordering::Release),
-                // It goes on as well as it can, but no sync succeeds.
-                Err(error) => tracing::error!(
-                    %error,
-                    "the log of the namespace can't be synced, so no sync succeeds: check the \
-                     device of the first tier"
-                ),
-            }
+        self.end(&mut opened);
+        self.settle_log();
+        let anew = Opened::open(&self.directory, &self.options)?;
+        let mut refused = self.refused.lock();
+        if let Some(before) = &*refused {
+            anew.restore(before).map_err(io)?;
         }
-        *opened = Some(Opened::open(&self.directory, &self.options)?);
+        *refused = None;
+        *opened = Some(anew);
         self.refusing.store(false, Ordering::Release);
         Ok(())
     }
 }
 
 impl Embedded {
+    fn apply(&self, transaction: &MiniTransaction) -> Result<(), EngineError> {
+        #[cfg(test)]
+        self.fail_as_told(&self.failing_changes)?;
+        self.with(|opened| opened.apply(transaction).map_err(io))
+    }
+
     fn persist(&self, opened: &Opened) -> Result<(), EngineError> {
         #[cfg(test)]
-        self.fail_as_told()?;
+        self.fail_as_told(&self.failing_syncs)?;
         opened.database.persist(PersistMode::SyncAll).map_err(io)?;
+        // A sync by the database itself may have failed just before, and heard of it instead of this one.
+        // Then it refuses everything by now.
+        opened.database.persist(PersistMode::Buffer).map_err(io)?;
         // A file system that goes down in the middle of it may confirm it all the same (XFS does), but
         // gives no attributes from then on.
         let looked = std::fs::metadata(&self.directory);
         looked.map(drop).map_err(|error| EngineError::Io(Box::new(error)))
     }
 
-    /// Writes the log once more, as it was read back. A sync that fails tells so once, and the
-    /// kernel takes what it could not write for written: the next sync would succeed without it.
-    fn rewrite_log(&self) -> Result<(), EngineError> {
-        #[cfg(test)]
-        self.fail_as_told()?;
-        let failed = |error: std::io::Error| EngineError::Io(Box::new(error));
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if path.extension().is_some_and(|extension| extension == LOG) {
-                rewrite(&path).map_err(failed)?;
-            }
+    /// Syncs the log, unless one has failed since it was written last.
+    fn sync_log(&self) -> Result<(), EngineError> {
+        let _one = self.syncing.lock();
+        if self.doubtful.load(Ordering::Acquire) {
+            return Err(EngineError::Io("the log of the metadata can't be synced".into()));
         }
-        std::fs::File::open(&self.directory).and_then(|dir| dir.sync_all()).map_err(failed)
+        self.with(|opened| self.persist(opened)).inspect_err(|_| self.doubt())
+    }
+
+    /// A sync may have failed. Also a daemon that comes after a kill must know, or it would be confirmed
+    /// what is lost; after a power cut there is nothing to doubt.
+    fn doubt(&self) {
+        if !self.doubtful.swap(true, Ordering::AcqRel) {
+            let noted = std::fs::File::create(self.directory.with_extension(DOUBTFUL));
+            drop(noted.inspect_err(
+                |error| tracing::warn!(%error, "can't note that the log of the namespace is in doubt"),
+            ));
+        }
+    }
+
+    /// Sees to it that all of the log gets to the disk with the next sync.
+    fn settle_log(&self) {
+        #[cfg(test)]
+        if self.fail_as_told(&self.failing_syncs).is_err() {
+            return;
+        }
+        if settled(&self.directory) {
+            self.doubtful.store(false, Ordering::Release);
+        }
     }
 
     #[cfg(test)]
-    fn fail_as_told(&self) -> Result<(), EngineError> {
+    fn fail_as_told(&self, times: &std::sync::atomic::AtomicU32) -> Result<(), EngineError> {
         let left = |left: u32| left.checked_sub(1);
-        match self.failing_syncs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left) {
-            Ok(_) => Err(EngineError::Io("(injected fault)".into())),
+        match times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left) {
+            Ok(_) => {
+                let takes = self.failing_takes_ms.load(Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(takes));
+                Err(EngineError::Io("(injected fault)".into()))
+            }
             Err(_) => Ok(()),
         }
     }
 }
 
+/// Whether this process has a part of the log in a directory open.
+fn log_is_open(directory: &Path) -> bool {
+    let directory = std::fs::canonicalize(directory);
+    let (Ok(directory), Ok(files)) = (directory, std::fs::read_dir("/proc/self/fd")) else {
+        return false;
+    };
+    files.flatten().any(|file| {
+        std::fs::read_link(file.path()).is_ok_and(|path| {
+            path.starts_with(&directory) && path.extension().is_some_and(|found| found == LOG)
+        })
+    })
+}
+
 /// What the names of the parts of the log end in.
 const LOG: &str = "jnl";
+
+/// What the name of the note ends in that the log is in doubt.
+const DOUBTFUL: &str = "doubtful";
+
+/// Writes the log once more, as it was read back, and says whether that went well. A sync that fails
+/// tells so once, and the kernel takes what it could not write for written: the next sync would succeed
+/// without it.
+fn settled(directory: &Path) -> bool {
+    let rewritten = || {
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == LOG) {
+                rewrite(&path)?;
+            }
+        }
+        std::fs::File::open(directory)?.sync_all()
+    };
+    if let Err(error) = rewritten() {
+        // It goes on as well as it can, but no sync succeeds.
+        tracing::error!(
+            %error,
+            "the log of the namespace can't be synced, so no sync succeeds: check the device of the \
+             first tier"
+        );
+        return false;
+    }
+    drop(std::fs::remove_file(directory.with_extension(DOUBTFUL)));
+    true
+}
 
 /// Writes a file over itself, and syncs it.
 fn rewrite(path: &Path) -> std::io::Result<()> {
@@ -234,8 +359,13 @@ fn rewrite(path: &Path) -> std::io::Result<()> {
         if read == 0 {
             return file.sync_all();
         }
-        file.write_all_at(&buffer[..read], at)?;
-        at += read as u64;
+        for page in buffer[..read].chunks(4096) {
+            // Behind what was written so far there is a hole, for which a full disk has no room.
+            if page.iter().any(|byte| *byte != 0) {
+                file.write_all_at(page, at)?;
+            }
+            at += page.len() as u64;
+        }
     }
 }
 
@@ -332,6 +462,34 @@ impl Opened {
         batch.commit()
     }
 
+    /// What is under the keys that a transaction writes: how to take it back.
+    fn replaced_by(&self, t: &MiniTransaction) -> fjall::Result<MiniTransaction> {
+        let before = |write: &Write| {
+            let key = write.key().clone();
+            Ok(match self.keys.get(key.raw())? {
+                Some(value) => Write::Put(key, value.to_vec()),
+                None => Write::Delete(key),
+            })
+        };
+        let write = t.write.iter().map(before).collect::<fjall::Result<_>>()?;
+        Ok(MiniTransaction { write, ..MiniTransaction::default() })
+    }
+
+    /// Puts back what [`Self::replaced_by`] has found, unless all of it is there.
+    fn restore(&self, before: &MiniTransaction) -> fjall::Result<()> {
+        for write in &before.write {
+            let found = self.keys.get(write.key().raw())?;
+            let is_there = match write {
+                Write::Put(_, value) => found.as_deref() == Some(value),
+                Write::Delete(_) => found.is_none(),
+            };
+            if !is_there {
+                return self.apply(before);
+            }
+        }
+        Ok(())
+    }
+
     fn read(&self, t: &MiniTransaction) -> fjall::Result<Outcome> {
         let snapshot = self.database.snapshot();
         for compare in &t.compare {
@@ -351,21 +509,21 @@ impl Opened {
 impl Engine for Embedded {
     fn execute(&self, transaction: &MiniTransaction) -> Result<Outcome, EngineError> {
         if transaction.write.is_empty() {
-            return self.with(|opened| opened.read(transaction).map_err(io));
+            return self
+                .with(|opened| opened.read(transaction).map_err(|error| self.unreadable(error)));
         }
         let _serial = self.commit.lock();
         self.prepare(transaction)?;
-        let outcome = self.with(|opened| opened.check_and_read(transaction).map_err(io))?;
+        let outcome = self.with(|opened| {
+            opened.check_and_read(transaction).map_err(|error| self.unreadable(error))
+        })?;
         if outcome == Outcome::Conflict {
             return Ok(outcome);
         }
-        let applied = self.with(|opened| opened.apply(transaction).map_err(io));
-        if applied.is_err() {
-            // No other writer is here, so it does no harm if the log had kept the first attempt.
+        if self.apply(transaction).is_err() {
+            self.refuse(transaction);
             self.recover()?;
-            self.with(|opened| opened.apply(transaction).map_err(io)).inspect_err(|_| {
-                self.refusing.store(true, Ordering::Release);
-            })?;
+            self.apply(transaction).inspect_err(|_| self.refuse(transaction))?;
         }
         Ok(outcome)
     }
@@ -392,7 +550,7 @@ impl Engine for Embedded {
                     page.more = true;
                     break;
                 }
-                let (key, value) = guard.into_inner().map_err(io)?;
+                let (key, value) = guard.into_inner().map_err(|error| self.unreadable(error))?;
                 page.items.push((key[2..].to_vec(), value.to_vec()));
             }
             Ok(page)
@@ -406,7 +564,7 @@ impl Engine for Embedded {
             let mut items = Vec::new();
             let snapshot = opened.database.snapshot();
             for guard in snapshot.range::<Vec<u8>, _>(&opened.keys, range).take(limit) {
-                let (key, value) = guard.into_inner().map_err(io)?;
+                let (key, value) = guard.into_inner().map_err(|error| self.unreadable(error))?;
                 items.extend(Key::from_raw(&key).map(|key| (key, value.to_vec())));
             }
             Ok(items)
@@ -423,24 +581,20 @@ impl Engine for Embedded {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        if !self.doubtful.load(Ordering::Acquire)
-            && self.with(|opened| self.persist(opened)).is_ok()
-        {
+        if self.sync_log().is_ok() {
             return Ok(());
         }
         // All that was committed is in the log, which opening reads back.
         let _serial = self.commit.lock();
+        // Another one may have opened it anew meanwhile.
+        if self.sync_log().is_ok() {
+            return Ok(());
+        }
         if self.refusing.load(Ordering::Acquire) && !self.ballast.lock().has_room(false) {
             return Err(self.full());
         }
-        self.doubtful.store(true, Ordering::Release);
         self.reopen()?;
-        if self.doubtful.load(Ordering::Acquire) {
-            return Err(EngineError::Io("the log of the metadata can't be synced".into()));
-        }
-        self.with(|opened| self.persist(opened)).inspect_err(|_| {
-            self.doubtful.store(true, Ordering::Release);
-        })
+        self.sync_log()
     }
 
     /// What was changed lately goes to a table on the disk.
@@ -459,18 +613,42 @@ impl Engine for Embedded {
     fn close(&self) {
         // In the order of a commit: none is under way when the last handle goes.
         let _serial = self.commit.lock();
+        if self.closed.load(Ordering::Relaxed) {
+            // What is there is another daemon's.
+            return;
+        }
+        if self.refused.lock().is_some()
+            && let Err(error) = self.reopen()
+        {
+            tracing::error!(
+                %error,
+                "a change of the namespace has failed, and may be found made by the next mount"
+            );
+        }
         let mut opened = self.opened.write();
         self.closed.store(true, Ordering::Relaxed);
-        *opened = None;
+        self.end(&mut opened);
+        if self.doubtful.load(Ordering::Acquire) {
+            // Who opens it next knows nothing of it.
+            self.settle_log();
+        }
     }
 }
 
-/// Why a store can't be opened: in use, a failing device, or damaged files.
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Why a store can't be opened or read: in use, a failing device, or damaged files.
 fn open_error(directory: &Path, error: fjall::Error) -> EngineError {
     use std::io::ErrorKind;
     let path = directory.to_path_buf();
-    if matches!(error, fjall::Error::Locked) {
-        return EngineError::InUse { path };
+    match error {
+        fjall::Error::Locked => return EngineError::InUse { path },
+        fjall::Error::Poisoned => return EngineError::Open { path, source: Box::new(error) },
+        _ => {}
     }
     let mut cause = Some(&error as &dyn std::error::Error);
     while let Some(at) = cause {
@@ -508,154 +686,4 @@ const WORTH_WRITING: u64 = MIB;
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use super::*;
-
-    fn put(engine: &Embedded, key: &[u8]) {
-        let key = Key::new(0, key);
-        let write = vec![Write::Put(key, b"value".to_vec())];
-        let outcome = engine.execute(&MiniTransaction { write, ..MiniTransaction::default() });
-        assert_eq!(outcome.expect("a commit"), Outcome::Committed(Vec::new()));
-    }
-
-    /// Makes the parts of the log look old; says how many there are.
-    fn age(directory: &Path) -> Vec<PathBuf> {
-        let parts =
-            std::fs::read_dir(directory).expect("listed").map(|entry| entry.expect("").path());
-        let parts: Vec<_> =
-            parts.filter(|path| path.extension().is_some_and(|found| found == LOG)).collect();
-        for part in &parts {
-            let file = std::fs::File::options().write(true).open(part).expect("opened");
-            file.set_modified(SystemTime::UNIX_EPOCH).expect("set");
-        }
-        parts
-    }
-
-    #[test]
-    fn recent_changes_when_memory_is_released_then_go_to_the_disk_and_are_still_there() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let engine = Embedded::open(&dir.path().join("meta"), &EmbeddedOptions::default());
-        let engine = engine.expect("opened");
-        let in_memory =
-            || engine.with(|opened| Ok(opened.database.write_buffer_size())).expect("open");
-        for index in 0..30_000_u32 {
-            put(&engine, format!("a key that is somewhat long {index}").as_bytes());
-        }
-        assert!(in_memory() > WORTH_WRITING, "{}", in_memory());
-        engine.release_memory();
-        let until = Instant::now() + Duration::from_secs(60);
-        while in_memory() > WORTH_WRITING {
-            assert!(Instant::now() < until, "{} bytes stay in memory", in_memory());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let read = vec![Key::new(0, b"a key that is somewhat long 17")];
-        let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
-        assert_eq!(found.expect("read"), Outcome::Committed(vec![Some(b"value".to_vec())]));
-    }
-
-    fn copy_of(dir: &Path, to: &Path) {
-        std::fs::create_dir_all(to).expect("made");
-        for entry in std::fs::read_dir(dir).expect("listed") {
-            let entry = entry.expect("listed");
-            let to = to.join(entry.file_name());
-            match entry.file_type().expect("known").is_dir() {
-                true => copy_of(&entry.path(), &to),
-                false => drop(std::fs::copy(entry.path(), to).expect("copied")),
-            }
-        }
-    }
-
-    fn files_below(dir: &Path, found: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(dir).expect("listed") {
-            let path = entry.expect("listed").path();
-            match path.is_dir() {
-                true => files_below(&path, found),
-                false => found.push(path),
-            }
-        }
-    }
-
-    /// In a process of its own: threads that find damage stop in the hook of panics for good, and the
-    /// harness would wait for that hook at its end.
-    #[test]
-    fn index_that_is_damaged_when_there_is_a_ballast_then_told_as_damaged() {
-        const ALONE: &str = "FOREBAY_TEST_ALONE";
-        if std::env::var_os(ALONE).is_some() {
-            damage_each_file();
-            // At once: nothing waits for anything.
-            std::process::exit(0);
-        }
-        let name = std::thread::current().name().expect("the name of the test").to_owned();
-        let ended = std::process::Command::new(std::env::current_exe().expect("a program"))
-            .args(["--exact", &name, "--nocapture"])
-            .env(ALONE, "1")
-            .output()
-            .expect("it runs");
-        let told = String::from_utf8_lossy(&ended.stderr);
-        assert!(ended.status.success(), "{told}");
-    }
-
-    fn damage_each_file() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("meta");
-        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
-        put(&engine, b"one");
-        drop(engine);
-        assert!(path.with_extension("ballast").exists());
-        let mut files = Vec::new();
-        files_below(&path, &mut files);
-        let (mut refused, mut at) = (0, 0);
-        for file in files {
-            for byte in [4, 9, 20] {
-                // A thread that finds damage keeps the lock: each time another directory.
-                at += 1;
-                let copy = dir.path().join(format!("copy{at}"));
-                copy_of(&path, &copy);
-                std::fs::write(copy.with_extension("ballast"), [0; 4096]).expect("written");
-                let damaged = copy.join(file.strip_prefix(&path).expect("below"));
-                let mut bytes = std::fs::read(&damaged).expect("read");
-                let Some(byte) = bytes.get_mut(byte) else { continue };
-                *byte ^= 2;
-                std::fs::write(&damaged, bytes).expect("written");
-                if let Err(error) = Embedded::open(&copy, &EmbeddedOptions::default()) {
-                    let told = error.to_string();
-                    assert!(told.contains("fsck --rebuild"), "{damaged:?}: {told}");
-                    refused += 1;
-                }
-            }
-        }
-        assert!(refused > 3, "{refused}");
-    }
-
-    #[test]
-    fn sync_when_it_has_failed_once_then_the_next_one_writes_the_log_again() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("meta");
-        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
-        put(&engine, b"one");
-        let parts = age(&path);
-        assert!(!parts.is_empty());
-        engine.failing_syncs.store(1, Ordering::Relaxed);
-        engine.sync().expect("synced in the end");
-        for part in &parts {
-            let written = part.metadata().expect("there").modified().expect("a time");
-            assert!(written.elapsed().expect("past") < Duration::from_secs(600), "{part:?}");
-        }
-        // As long as it can't be written, no sync is acknowledged.
-        put(&engine, b"two");
-        engine.failing_syncs.store(4, Ordering::Relaxed);
-        for _ in 0..2 {
-            engine.sync().expect_err("it fails");
-        }
-        engine.failing_syncs.store(0, Ordering::Relaxed);
-        engine.sync().expect("the device is well again");
-        drop(engine);
-        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
-        let read = vec![Key::new(0, b"one"), Key::new(0, b"two")];
-        let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
-        let value = || Some(b"value".to_vec());
-        assert_eq!(found.expect("read"), Outcome::Committed(vec![value(), value()]));
-    }
-}
+mod tests;

@@ -18,11 +18,13 @@ use forebay_types::{Ino, Timestamp};
 use crate::cluster::Cluster;
 use crate::context::Context;
 use crate::error::{NodeError, Result};
+use crate::failpoints::fail_at;
 use crate::hand_over_state::{HandOverState, OpenHandle, RemovedInode, ResidentObject};
 use crate::handles::{Handle, OpenMode};
 use crate::node::Node;
 use crate::residency::inode_alias::{Use as Shown, object_id};
 use crate::residency::residents::Resident;
+use crate::residency::synced::CLEAN_END;
 use crate::serving::Serve;
 
 impl Node {
@@ -150,6 +152,27 @@ impl Node {
         Ok(handed_over)
     }
 
+    /// As [`Node::stop`] of a node that has gone on where another one ended, and can't serve: its files are
+    /// still open, and somebody else goes on with them. So nothing is settled, and no end is noted.
+    pub fn step_back(&self, limit: Duration) {
+        let rested = self.rest(limit).and_then(|()| self.hand_over_state(limit).map(drop));
+        if let Err(error) = rested {
+            tracing::warn!(%error, "a node that can't serve still works");
+            self.stopping.store(true, Ordering::Release);
+            self.writeback.stop_reconciler();
+            self.let_go_of_state();
+        }
+    }
+
+    /// The last step before a mount is taken over.
+    ///
+    /// # Errors
+    /// Where a test wants it to fail.
+    pub fn before_it_serves(&self) -> Result<()> {
+        fail_at!("node.resumed");
+        Ok(())
+    }
+
     /// An open file, as a successor must know it.
     #[must_use]
     pub fn open_handle(&self, fh: u64) -> Option<OpenHandle> {
@@ -205,6 +228,7 @@ impl Node {
     pub(crate) fn resume(&self, handed_over: &HandOverState) -> Result<()> {
         let open = handed_over.open_inodes();
         if handed_over.at_rest {
+            self.forget_clean_end()?;
             self.release_orphans(&open)?;
             self.residency.troubles.set_lost(handed_over.lost.iter().copied());
             self.residency.count_set_aside();
@@ -253,6 +277,16 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// A successor that failed may have left the note of a clean end (older versions do), which a start
+    /// after a power cut would believe.
+    fn forget_clean_end(&self) -> Result<()> {
+        match std::fs::remove_file(self.state_dir.join(CLEAN_END)) {
+            Ok(()) => Ok(std::fs::File::open(&self.state_dir)?.sync_all()?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn take_over_object(&self, object: &ResidentObject) -> Result<()> {
