@@ -140,9 +140,10 @@ impl Node {
             inode.owned = owned;
             self.given_up.check(context)?;
             match self.meta.create_announced(dir, name, inode, clock::wall_time(), announce) {
-                // Imported since, or made by another node. It may be removed again when it is looked for.
+                // Imported since, or made by another node. It may be gone when it is looked for.
                 Err(MetaError::Exists) if looked < MAX_LOOKS => {
-                    (looks, looked) = (true, looked + 1)
+                    looks = true;
+                    looked += 1;
                 }
                 made => {
                     let record = made?;

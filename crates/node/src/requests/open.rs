@@ -372,8 +372,7 @@ impl Node {
         self.busiest.count(file.ino.0);
         let (mut mode, promised) =
             self.choose_mode(file, &location, &mut opens, record, how, copied);
-        let alias = opens.now.number;
-        let mut seen = Seen::default();
+        let (alias, mut seen) = (opens.now.number, Seen::default());
         if let OpenMode::Cached { keep } = &mut mode {
             let shown = |cluster: &Cluster| cluster.keeps_pages(file, record, alias);
             (*keep, seen) = self.cluster().map_or((true, Seen::default()), shown);

@@ -20,6 +20,7 @@ use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, StoreError, Tier};
 use forebay_testing::wait_until;
+use rustix::io::Errno;
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -162,7 +163,11 @@ impl Rig {
             NewFile { mode: 0o644, umask: 0o022 },
             libc::O_RDWR,
         );
-        made.unwrap().1.fh
+        match made {
+            // The kernel looks it up then, and opens what it finds.
+            Err(NodeError::Posix(Errno::STALE)) => self.open(name, libc::O_RDWR),
+            made => made.unwrap().1.fh,
+        }
     }
 
     #[track_caller]
