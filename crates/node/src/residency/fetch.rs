@@ -673,22 +673,6 @@ impl Residency {
         Ok(())
     }
 
-    /// The header of an object says that it has all bytes. From here on no map counts, whether or not the
-    /// tier lets it go: to go on with it, and to punch holes into an object that says that it has none, would
-    /// make zeros of them.
-    ///
-    /// Of a file that was synced it goes when that header is durable: a power cut may undo the one and not
-    /// the other, and nothing would tell then what the object has.
-    pub(super) fn let_go_of_map(&self, file: &File, place: &mut TierObject) {
-        let counts = place.object.header().map_or(true, |header| header.dirty && header.synced);
-        let durable = if counts { self.sync_object(file, place, false) } else { Ok(()) };
-        let tier = &self.tiers[usize::from(place.tier)].tier;
-        if let Err(error) = durable.and_then(|()| Ok(tier.remove_map(file.ino.0)?)) {
-            tracing::debug!(ino = %file.ino, %error, "a map that nobody needs stays");
-        }
-        place.presence = None;
-    }
-
     /// Tells the steward what an object takes up.
     pub(crate) fn announce_resident(&self, ino: Ino, place: &TierObject) {
         self.decide(Event::Resident {
