@@ -205,9 +205,8 @@ fn file_that_is_written_anew_when_the_store_has_an_older_version_then_the_kernel
             let lines = text.lines().filter(|line| line.starts_with(what));
             lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
         };
-        let refused = |why: &str| {
-            counted(&format!("forebay_passthrough_refusals_total{{reason=\"{why}\"}}"))
-        };
+        let refused =
+            |why: &str| counted(&format!("forebay_passthrough_refusals_total{{reason=\"{why}\"}}"));
         let anew = |name: &str| loop {
             let (emptied, mixed) = (refused("emptied"), refused("mixed-open"));
             let how = OpenOptions::new().write(true).create(true).truncate(true).clone();
