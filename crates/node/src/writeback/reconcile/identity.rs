@@ -67,11 +67,12 @@ impl Work<'_> {
     /// Notes what stands in the backing store before a change of ours that moves its change time.
     pub(super) fn note_version(&mut self, found: &Fingerprint) {
         self.as_known = is_as_known(&self.record, found);
-        if !self.as_known
-            && is_under_way(&self.record)
+        // Also what our own work has made of it is known from here on: when its names are in line, nothing
+        // says any more that somebody was interrupted at them.
+        if is_under_way(&self.record)
             && let Some(known) = &mut self.record.backing.fingerprint
         {
-            known.ctime = UNKNOWN;
+            known.ctime = if self.as_known { found.ctime } else { UNKNOWN };
         }
     }
 
