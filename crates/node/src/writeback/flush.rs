@@ -282,7 +282,7 @@ impl Writeback {
         let file = &file;
         file.writeback.flush_done.fetch_max(number, Ordering::AcqRel);
         let location = file.location.write();
-        if self.residency.become_published(&file, &location, fingerprint, quiet)? {
+        if self.residency.become_published(file, &location, fingerprint, quiet)? {
             self.reconciler.published_open.let_go(ino);
         }
         Ok(())

@@ -220,8 +220,8 @@ impl Writeback {
         // to read it once more.
         let was_young = is_young(&before, now);
         let complete = loop {
-            // Of a listing that takes long the store may answer each part at once: only what it is asked
-            // for now tells whether it answers.
+            // Of a listing that takes long the store may answer each part at once: only the question that is
+            // open tells whether it answers.
             let mut asked = Some(self.imports.health.begin());
             let reading = self.imports.reading.begin(dir);
             let mut pending = Vec::new();
