@@ -653,6 +653,16 @@ impl CacheReader<'_> {
     }
 }
 
+/// What a reader knows a partition by, when it watches it.
+fn stamp_of(reader: &impl Engine) -> Option<forebay_meta::Stamp> {
+    let mut stamp = None;
+    wait_until("the partition is watched", || {
+        stamp = reader.watch(0);
+        stamp.is_some()
+    });
+    stamp
+}
+
 #[test]
 fn cache_when_its_primary_dies_then_never_shows_what_is_older_than_the_lease() {
     if !servers::installed() {
@@ -716,11 +726,7 @@ fn cache_when_its_primary_dies_then_never_shows_what_is_older_than_the_lease() {
     wait_until("the partition is watched", || reader.watch(0).is_some());
     for n in 0..100u64 {
         // On a busy machine a lease may have run out.
-        let mut stamp = None;
-        wait_until("the partition is watched", || {
-            stamp = reader.watch(0);
-            stamp.is_some()
-        });
+        let stamp = stamp_of(&reader);
         writer.execute(&put(0, b"n", &n.to_be_bytes())).unwrap();
         wait_until("the change is heard of", || reader.watch(0) != stamp);
     }
