@@ -112,8 +112,10 @@ fn daemon_killed_at_any_fail_point_loses_nothing_and_leaves_no_litter() {
         assert_eq!(private.map_or(0, Iterator::count), 0, "{point} leaves litter");
         store.open_file(&store.root(), name(), Access::Read).unwrap();
     }
+    // A commit does not come by those of a rename over a known version.
     let expected: Vec<_> = FAILPOINTS
         .iter()
+        .filter(|p| !p.starts_with("store.replace."))
         .filter(|p| !matches!(**p, "store.commit.before_copy_beside" | "store.limbo.before_move"))
         .copied()
         .filter(|p| *p != "store.presence.after_clear")
