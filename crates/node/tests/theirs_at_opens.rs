@@ -6,7 +6,7 @@ mod rig;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use forebay_node::{Ino, NewFile, NodeError};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
@@ -227,6 +227,13 @@ fn directory_that_was_changed_right_before_it_was_read_then_is_read_once_more() 
     assert!(again, "what comes in the same moment would never be seen");
     rest();
     assert_eq!(list(), 0, "known from now on");
+    // A time of contents that is yet to come says nothing of when it was changed.
+    let below = std::fs::File::open(rig.backing().join("dir")).unwrap();
+    below.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
+    rest();
+    list();
+    rest();
+    assert_eq!(list(), 0, "it is not read again and again");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::groups::{Membership, membership};
 use super::{check_name, reserved};
 use crate::stat::Stat;
 
-/// So often a name is looked for that was free, and had been taken when it was to be.
+/// How often a creation looks again at a name that was free and then taken by somebody else.
 const MAX_LOOKS: u32 = 16;
 
 /// A new inode as its creator asks for it.

@@ -172,8 +172,10 @@ impl Drop for ListingInFlight<'_> {
 /// may count seconds, two of them, or have a clock that is not quite this one.
 fn is_young(print: &Fingerprint, now: Timestamp) -> bool {
     let step = if print.born == Timestamp::default() { COARSE_STEP } else { CLOCK_STEP };
+    // The other time programs may set, also to one that is yet to come.
+    let changed = if print.ctime == Timestamp::default() { print.mtime } else { print.ctime };
     let nanos = |time: Timestamp| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
-    let age = nanos(now) - nanos(print.mtime.max(print.ctime));
+    let age = nanos(now) - nanos(changed);
     age < i128::try_from(step.as_nanos()).unwrap_or(0)
 }
 
