@@ -16,6 +16,7 @@ use crate::copy::{Cancel, Limits, Priority, copy_range};
 use crate::dir_backing::{DirBacking, rename_no_replace};
 use crate::failpoints::{answer_at, fail_at};
 use crate::private::{TempPath, swap_name};
+use crate::rename::PutBack;
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError};
 
 /// How one attempt to publish ended.
@@ -26,8 +27,8 @@ enum Attempt {
     OtherMount,
 }
 
-/// A swap that raced with two foreign renames in a row is given up.
-const SWAP_BACK_TRIES: usize = 4;
+/// An exchange that is undone again and again is given up.
+const SWAP_TRIES: usize = 4;
 
 impl DirBacking {
     pub(crate) fn publish(
@@ -212,7 +213,7 @@ impl DirBacking {
         // The system itself repeats what was answered with ESTALE, and an exchange that is carried out
         // twice is none: success says no more than an error does.
         let mut tries = 0;
-        while is_own(&displaced) && tries < SWAP_BACK_TRIES {
+        while is_own(&displaced) && tries < SWAP_TRIES {
             let flags = RenameFlags::EXCHANGE;
             let again = fs::renameat_with(&place.dir, &place.name, dir, name, flags);
             fail_at!("store.commit.after_exchange", &self.path);
@@ -237,27 +238,19 @@ impl DirBacking {
             }
             return Ok(Attempt::Published);
         }
-        for _ in 0..SWAP_BACK_TRIES {
-            let flags = RenameFlags::EXCHANGE;
-            let swapped = fs::renameat_with(&place.dir, &place.name, dir, name, flags);
-            // Ours was removed from under the name meanwhile: what we hold belongs there.
-            if swapped == Err(Errno::NOENT) {
-                fs::renameat(&place.dir, &place.name, dir, name)
-                    .map_err(|e| self.err("put back", dir, name, e))?;
-                return Ok(Attempt::Conflict(Some(displaced)));
-            }
-            // As above, an error may come after the deed.
-            if self.stands_at(&place.dir, &place.name, &own)? {
+        match self.put_back((&place.dir, &place.name), (dir, name), (own.dev, own.ino)) {
+            Ok(PutBack::OwnCameOut) => {
                 temporary.place.published = false;
                 self.rename_place(temporary, quiet_name)?;
-                return Ok(Attempt::Conflict(Some(displaced)));
+                Ok(Attempt::Conflict(Some(displaced)))
             }
-            if let Err(e) = swapped {
-                return Err(self.swap_lost(place, dir, name, e));
+            Ok(PutBack::OwnIsGone) => Ok(Attempt::Conflict(Some(displaced))),
+            Ok(PutBack::TheirsStays) => Err(self.swap_lost(place, dir, name, Errno::AGAIN)),
+            Err(error) => {
+                let e = Errno::from_raw_os_error(error.errno());
+                Err(self.swap_lost(place, dir, name, e))
             }
-            // Someone renamed a newer file over ours before it was back: that one belongs there.
         }
-        Err(self.swap_lost(&temporary.place, dir, name, Errno::AGAIN))
     }
 
     fn stat_errno(&self, place: &TempPath) -> rustix::io::Result<Attributes> {

@@ -26,6 +26,8 @@ pub const FAILPOINTS: &[&str] = &[
     "store.replace.before_exchange",
     "store.replace.after_exchange",
     "store.replace.before_swap_back",
+    "store.replace.answer_of_exchange",
+    "store.replace.answer_of_unlink",
     "store.sync_held.before",
     "store.copy.before_chunk",
     "store.limbo.before_move",

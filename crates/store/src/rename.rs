@@ -10,19 +10,33 @@ use std::ffi::OsStr;
 use rustix::fs::{self, RenameFlags};
 use rustix::io::Errno;
 
-use crate::backing::{BackingStore, Dir, RenameMode};
+use crate::backing::{Dir, RenameMode};
 use crate::dir_backing::{DirBacking, rename_no_replace};
-use crate::failpoints::fail_at;
+use crate::failpoints::{answer_at, fail_at};
 use crate::{Fingerprint, Result};
 
 /// An exchange that others undo again and again is given up.
-const TRIES: usize = 4;
+const TRIES: usize = 16;
 
 /// A name in a directory.
 type At<'a> = (&'a Dir, &'a OsStr);
 
 fn exchange(one: At<'_>, other: At<'_>) -> rustix::io::Result<()> {
     fs::renameat_with(one.0, one.1, other.0, other.1, RenameFlags::EXCHANGE)
+}
+
+/// What tells an object from all others: device and inode number.
+type Inode = (u64, u64);
+
+/// How what others have got its name back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PutBack {
+    /// Our object has its old name again.
+    OwnCameOut,
+    /// Others have removed our object from under the name.
+    OwnIsGone,
+    /// Others have replaced our object. What came out before has our old name.
+    TheirsStays,
 }
 
 impl DirBacking {
@@ -46,13 +60,17 @@ impl DirBacking {
     /// who dies there finds it by that.
     fn replace(&self, from: At<'_>, to: At<'_>, version: &Fingerprint) -> Result<()> {
         let err = |e: Errno| self.err("rename", from.0, from.1, e);
+        let own = self.inode_at(from)?.ok_or_else(|| err(Errno::NOENT))?;
         for _ in 0..TRIES {
             fail_at!("store.replace.before_exchange", &self.path);
-            match exchange(from, to) {
+            let exchanged = answer_at!("store.replace.answer_of_exchange", exchange(from, to));
+            match exchanged {
                 Ok(()) => {}
                 Err(Errno::NOENT) => {
                     return rename_no_replace(from.0, from.1, to.0, to.1).map_err(err);
                 }
+                // Whatever the answer says: what stands there now tells whether it was carried out.
+                Err(_) if self.inode_at(to)? == Some(own) => {}
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                     if self.has_version(to, version)? == Some(false) {
                         return Err(err(Errno::EXIST));
@@ -65,12 +83,12 @@ impl DirBacking {
             match self.has_version(from, version)? {
                 // Others were quicker.
                 None => return Ok(()),
-                Some(true) => return self.unlink(from.0, from.1),
+                Some(true) => return self.remove_replaced(from, to, own),
                 // The system itself repeats what was answered with ESTALE, and an exchange that is carried
                 // out twice is none.
                 Some(false) if self.has_version(to, version)? == Some(true) => {}
                 Some(false) => {
-                    self.put_back(from, to)?;
+                    self.put_back(from, to, own)?;
                     return Err(err(Errno::EXIST));
                 }
             }
@@ -78,27 +96,57 @@ impl DirBacking {
         Err(err(Errno::AGAIN))
     }
 
-    /// What came out of an exchange is others' and gets its name back.
-    fn put_back(&self, from: At<'_>, to: At<'_>) -> Result<()> {
-        fail_at!("store.replace.before_swap_back", &self.path);
-        let moved = self.stat_if(to.0, to.1)?;
-        for _ in 0..TRIES {
-            match exchange(from, to) {
-                Ok(()) => {}
-                // What was moved has been removed from under the name: what others have belongs there.
-                Err(Errno::NOENT) => {
-                    let back = rename_no_replace(from.0, from.1, to.0, to.1);
-                    return back.map_err(|e| self.err("put back", to.0, to.1, e));
-                }
-                Err(e) => return Err(self.err("put back", to.0, to.1, e)),
-            }
-            let back = self.stat_if(from.0, from.1)?;
-            let id = |found: Option<crate::Attributes>| found.map(|found| (found.dev, found.ino));
-            if back.is_none() || id(back) == id(moved) {
-                return Ok(());
-            }
-            // Someone renamed a newer file over it before it was back: that one belongs there.
+    /// Removes what came out of an exchange for `own`; where the store refuses that, each gets its name
+    /// back, as who is told of an error believes.
+    fn remove_replaced(&self, from: At<'_>, to: At<'_>, own: Inode) -> Result<()> {
+        let removed = answer_at!("store.replace.answer_of_unlink", self.unlink_errno(from));
+        let Err(e) = removed else { return Ok(()) };
+        // Whatever the answer says.
+        if self.inode_at(from)?.is_some() {
+            self.put_back(from, to, own)?;
+            return Err(self.err("remove what was replaced,", from.0, from.1, e));
         }
-        Err(self.err("put back", to.0, to.1, Errno::AGAIN))
+        Ok(())
+    }
+
+    fn unlink_errno(&self, at: At<'_>) -> rustix::io::Result<()> {
+        fs::unlinkat(at.0, at.1, fs::AtFlags::empty())
+    }
+
+    /// The object under a name; `None` if there is none.
+    fn inode_at(&self, at: At<'_>) -> Result<Option<Inode>> {
+        Ok(self.stat_if(at.0, at.1)?.map(|found| (found.dev, found.ino)))
+    }
+
+    /// What came out of an exchange for `own` is others' and gets its name back. If they have replaced
+    /// `own` meanwhile, theirs stays, and what came out stays under the old name: it may be the only copy.
+    pub(crate) fn put_back(&self, from: At<'_>, to: At<'_>, own: Inode) -> Result<PutBack> {
+        fail_at!("store.replace.before_swap_back", &self.path);
+        let err = |e: Errno| self.err("put back", to.0, to.1, e);
+        // What was put under the name last. What else comes out of an exchange is newer.
+        let mut put = own;
+        for _ in 0..TRIES {
+            let held = self.inode_at(from)?;
+            let exchanged = exchange(from, to);
+            // What was put there has been removed: what others have belongs there.
+            if exchanged == Err(Errno::NOENT) {
+                rename_no_replace(from.0, from.1, to.0, to.1).map_err(err)?;
+                return Ok(PutBack::OwnIsGone);
+            }
+            let out = self.inode_at(from)?;
+            if out == Some(own) {
+                return Ok(PutBack::OwnCameOut);
+            }
+            if out == Some(put) {
+                return Ok(PutBack::TheirsStays);
+            }
+            // Whatever the answer says: what stands here now tells whether it was carried out.
+            match (out == held, exchanged) {
+                (true, Err(e)) => return Err(err(e)),
+                (true, Ok(())) => {}
+                (false, _) => put = held.unwrap_or(put),
+            }
+        }
+        Err(err(Errno::AGAIN))
     }
 }

@@ -44,6 +44,15 @@ struct Foreign {
     replaced: BTreeSet<u64>,
 }
 
+/// Ends the foreign program, also when the test fails: else nobody would hear of it.
+struct AtEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Swaps new files with `f` until told to stop.
 fn foreign_program(dir: &Path, stop: &AtomicBool) -> Foreign {
     let (new, target) = (dir.join("new"), dir.join("f"));
@@ -72,6 +81,7 @@ fn commit_against_a_foreign_renamer_never_replaces_an_unseen_version() {
     let (mut seen, mut conflicts) = (BTreeSet::new(), 0);
     let foreign = std::thread::scope(|scope| {
         let foreign = scope.spawn(|| foreign_program(dir.path(), &stop));
+        let end = AtEnd(&stop);
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(1500) {
             let version = store.stat(&store.root(), name()).unwrap().fingerprint();
@@ -81,7 +91,7 @@ fn commit_against_a_foreign_renamer_never_replaces_an_unseen_version() {
                 Err(e) => assert_eq!(e.errno(), libc::EAGAIN, "{e}"),
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         foreign.join().unwrap()
     });
     assert!(!seen.is_empty() && conflicts > 0, "{} commits, {conflicts} conflicts", seen.len());

@@ -69,6 +69,15 @@ fn replace_when_others_changed_or_replaced_or_removed_it_then_theirs_stays() {
     assert_eq!(names(dir.path()), ["f"]);
 }
 
+/// Ends the foreign program, also when the test fails: else nobody would hear of it.
+struct AtEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Puts new files in the place of `f` until told to stop. Those that were there when it did so.
 fn foreign_program(dir: &Path, stop: &AtomicBool) -> (u64, BTreeSet<String>) {
     let (new, target) = (dir.join("theirs"), dir.join("f"));
@@ -95,6 +104,7 @@ fn replace_against_a_foreign_renamer_never_replaces_an_unseen_version() {
     let (mut refused, mut done) = (0, 0);
     let (made, replaced) = std::thread::scope(|scope| {
         let foreign = scope.spawn(|| foreign_program(dir.path(), &stop));
+        let end = AtEnd(&stop);
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(1500) {
             std::fs::write(dir.path().join("ours"), "ours").unwrap();
@@ -117,10 +127,12 @@ fn replace_against_a_foreign_renamer_never_replaces_an_unseen_version() {
                 Err(error) => {
                     assert_eq!(error.class(), ErrorClass::Exists, "{error}");
                     refused += 1;
+                    // What has come out stays here if others have replaced ours meanwhile.
+                    seen.extend(std::fs::read_to_string(dir.path().join("ours")));
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         foreign.join().unwrap()
     });
     assert!(done + refused > 0);
