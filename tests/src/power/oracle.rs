@@ -71,6 +71,8 @@ pub struct Oracle {
     trails: BTreeMap<String, Vec<String>>,
     /// All stamps that were ever written, with their counts of blocks and their names: for reports.
     written: Vec<(u64, usize, String)>,
+    /// What was found of each file in the comparison that is under way: its length and stamps.
+    settled: BTreeMap<usize, (usize, Vec<u64>)>,
 }
 
 /// Steps that are remembered of a name.
@@ -316,6 +318,7 @@ impl Oracle {
 
     /// As [`Oracle::carried_out`], of what is only planned.
     pub fn apply(&mut self, op: &Op, done: bool) {
+        self.settled.clear();
         match op {
             Op::Write { name, at, count, stamp, fresh, sync } => {
                 let file = self.file(name);
@@ -478,9 +481,26 @@ impl Oracle {
         }
     }
 
+    /// From here on a file is as it was found. Where another name of it showed something else, one of both
+    /// is another file that may look the same: what is found now is a copy of it.
+    fn settle(&mut self, before: &Oracle, file: usize, len: usize, stamps: Vec<u64>) -> usize {
+        let found = (len, stamps);
+        let file = match self.settled.get(&file) {
+            Some(other) if *other != found => {
+                self.files.push(before.files[file].clone());
+                self.files.len() - 1
+            }
+            _ => file,
+        };
+        self.files[file].settle(found.0, &found.1);
+        self.settled.insert(file, found);
+        file
+    }
+
     /// After a comparison: each name leads to a file of its own. Two files that are alike, as empty ones,
     /// were taken for the same one.
     pub fn tell_apart(&mut self) {
+        self.settled.clear();
         let mut seen = std::collections::BTreeSet::new();
         for states in self.names.values_mut() {
             if let Some(State::File(number)) = states.last_mut()
@@ -562,8 +582,12 @@ impl Oracle {
                 (State::File(file), Some(found)) => {
                     match before.may_be(name, *file, found, below) {
                         Ok(stamps) => {
-                            self.files[*file].settle(found.len(), &stamps);
-                            return self.known(name, *state, Some(found));
+                            let outcome = self.known(name, *state, Some(found));
+                            let settled = self.settle(before, *file, found.len(), stamps);
+                            let names = self.names.get_mut(name).into_iter().flatten();
+                            let is_it = |at: &&mut State| **at == State::File(*file);
+                            names.filter(is_it).for_each(|at| *at = State::File(settled));
+                            return outcome;
                         }
                         Err(why) => whys.push(why),
                     }

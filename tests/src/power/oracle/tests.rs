@@ -119,6 +119,30 @@ fn files_whose_exchange_is_under_way_when_one_is_empty_then_each_may_have_its_na
     assert_eq!(oracle.found(&before, "b", Some(&block(10)), &Below::new()).0, None);
 }
 
+/// Both names may show the file that was about to be empty: what one of them shows says nothing of the
+/// other.
+#[test]
+fn files_whose_exchange_is_under_way_when_one_was_written_anew_then_each_stays_as_it_was_found() {
+    let mut oracle = Oracle::default();
+    oracle.add("b", 0, 0);
+    let (name, sync, dir) = ("a".to_string(), true, true);
+    let replace = Op::Replace { name, count: 1, stamp: 10, sync, dir };
+    let mut anew = write("a", (0, 2), 20, Sync::None);
+    if let Op::Write { fresh, .. } = &mut anew {
+        *fresh = true;
+    }
+    [replace, anew].iter().for_each(|step| oracle.carried_out(1, step, true));
+    let exchange = Op::Exchange { one: "a".into(), other: "b".into(), dir: true };
+    oracle.carried_out(1, &exchange, false);
+    let whole = [block(20), block(21)].concat();
+    for _ in 0..2 {
+        let before = oracle.clone();
+        assert_eq!(oracle.found(&before, "a", Some(&whole), &Below::new()).0, None);
+        assert_eq!(oracle.found(&before, "b", Some(&[]), &Below::new()).0, None);
+        oracle.tell_apart();
+    }
+}
+
 #[test]
 fn file_moved_over_a_durable_one_when_that_is_lost_then_its_first_name_has_what_was_written_since()
 {
