@@ -26,7 +26,8 @@ use self::program::{Outcome, Program};
 
 /// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
 ///
-/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2); `FOREBAY_TEST_ONLY`, names of
+/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2; 3 of those that take long, which
+/// mostly wait); `FOREBAY_TEST_ONLY`, names of
 /// test programs, separated by blanks, runs these and no examples of the documentation;
 /// `FOREBAY_TEST_SET`, `quick` or `long`, leaves out the programs that take long ([`slow`]), or runs
 /// only these; `FOREBAY_TEST_SKIPS`, words of which one must be in the reason of each skip
@@ -35,17 +36,17 @@ use self::program::{Outcome, Program};
 /// # Errors
 /// When tests can't be built or started.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    let set = slow::Set::chosen()?;
     let lanes = match std::env::var("FOREBAY_TEST_LANES") {
         Ok(text) => match text.parse::<usize>() {
             Ok(lanes @ 1..=64) => lanes,
             _ => bail!("FOREBAY_TEST_LANES is {text}: give a number from 1 to 64"),
         },
-        Err(_) => 2,
+        Err(_) => set.lanes(),
     };
     let only = std::env::var("FOREBAY_TEST_ONLY").ok();
     let begin = Instant::now();
     let scratch = std::env::temp_dir().join(format!("t{}", std::process::id()));
-    let set = slow::Set::chosen()?;
     let mut programs = program::build(root, arguments, &scratch)?;
     slow::check(&programs)?;
     match &only {

@@ -88,6 +88,15 @@ impl Set {
         })
     }
 
+    /// How many programs run side by side, unless somebody says so. Those that take long mostly wait for
+    /// time limits of other nodes.
+    pub fn lanes(self) -> usize {
+        match self {
+            Set::All | Set::Quick => 2,
+            Set::Long => 3,
+        }
+    }
+
     /// Whether a program belongs to it.
     pub fn has(self, program: &str) -> bool {
         match self {
