@@ -248,6 +248,8 @@ fn backing_store_when_stuck_then_residents_are_served_and_stop_returns() {
     rig.put("resident", &noise(1, 300_000));
     // Names of a directory that is not listed yet have to be looked up in the backing store.
     rig.node().walk(Ino::ROOT, &mut |_| true).unwrap();
+    // The lists of access that new files get from it as well.
+    rig.put("before", &noise(3, 1000));
     let kinds = [Operation::Read, Operation::Write, Operation::Stat, Operation::Commit];
     stuck.hang(&[&kinds[..], &[Operation::Sync, Operation::Create, Operation::Open]].concat());
     let began = Instant::now();
