@@ -308,6 +308,37 @@ fn daemon_when_killed_while_a_notice_waits_in_the_kernel_then_the_next_serves_on
 }
 
 #[test]
+fn daemon_when_killed_right_after_it_removed_a_directory_then_who_is_in_there_is_told_so() {
+    if !can_mount() || Site::new().run(&["debug", "failpoints"]).1.is_empty() {
+        return;
+    }
+    let site = Site::new();
+    let tier = format!("{}=64M", site.text("tier"));
+    let (backing, mnt) = (site.text("backing"), site.text("mnt"));
+    let mut mount = site.command(env!("CARGO_BIN_EXE_forebay"));
+    mount.args(["mount", &backing, &mnt, "--tier", &tier]);
+    // Attributes in the kernel's cache would answer for the daemon.
+    mount.args(["--attr-timeout", "0"]);
+    let (code, text) = outcome(mount.env("FAILPOINTS", "node.rmdir.made=sleep(60000)"));
+    assert_eq!(code, 0, "{text}");
+    let path = site.path("mnt/gone");
+    fs::create_dir(&path).unwrap();
+    let dir = fs::File::open(&path).unwrap();
+    let removing = std::thread::spawn(move || fs::remove_dir(path));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!removing.is_finished());
+    let daemon = site.daemon();
+    kill(daemon);
+    next_daemon(&site, daemon);
+    removing.join().unwrap().unwrap();
+    let known = dir.metadata().unwrap();
+    assert!(known.is_dir() && known.nlink() == 0, "{known:?}");
+    drop(dir);
+    site.umount();
+    assert!(!site.path("backing/gone").exists());
+}
+
+#[test]
 fn daemon_alone_when_killed_while_a_notice_waits_in_the_kernel_then_programs_get_errors() {
     if !can_mount() || Site::new().run(&["debug", "failpoints"]).1.is_empty() {
         return;

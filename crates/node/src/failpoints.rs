@@ -55,6 +55,7 @@ const OWN: &[&str] = &[
     "node.move.whole",
     "node.move.before_remove",
     "node.rename.decided",
+    "node.rmdir.made",
     "node.range.begin",
     "node.range.copy",
     "node.truncate.loaded",

@@ -58,7 +58,8 @@ pub trait Kernel: Send + Sync {
     /// Drops the kernel's cached attributes of an inode, not its pages.
     fn forget_attributes(&self, ino: u64);
 
-    /// Hears of a removed inode that somebody may still use, so that it outlives the daemon.
+    /// Hears of an inode that is about to be removed, or was, and that somebody may still use, so that
+    /// its attributes outlive the daemon. Whether it was removed, its record says.
     fn note_removed(&self, removed_inodes: &RemovedInode) {
         let _ = removed_inodes;
     }

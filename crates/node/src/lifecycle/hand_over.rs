@@ -269,6 +269,10 @@ impl Node {
             self.begin_unlink_grace(Ino(ino));
         }
         for removed_inodes in &handed_over.removed_inodes {
+            // Noted before it is done: what has a name all the same was not removed.
+            if self.meta.get(Ino(removed_inodes.ino)).is_ok_and(|record| !record.links.is_empty()) {
+                continue;
+            }
             if let Some(attr) = removed_inodes.attr() {
                 self.names.removed_inodes.remember(Ino(removed_inodes.ino), attr);
                 let pairs = removed_inodes.xattrs.as_chunks::<2>().0.iter();

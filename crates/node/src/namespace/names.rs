@@ -341,6 +341,7 @@ impl Node {
             fail::fail_point!("node.unlink.asked");
             open
         };
+        self.note_leaving(&before);
         let unlinked = self.meta.unlink_asking(dir, name, clock::wall_time(), &in_use)?;
         if old || before.ino != unlinked.record.ino {
             // Somebody else was quicker, and it is another file of that name that was removed; or it
@@ -380,7 +381,9 @@ impl Node {
         self.given_up.check(context)?;
         let before = self.stat(&record);
         let xattrs = self.xattrs_of_leaving(&record);
+        self.note_leaving(&before);
         let unlinked = self.meta.rmdir(dir, name, clock::wall_time(), false)?;
+        fail::fail_point!("node.rmdir.made");
         let same = unlinked.record.ino == record.ino;
         self.after_removal(before, &unlinked);
         self.note_name_went(&unlinked.record, NameIn::new(dir, name));
@@ -402,6 +405,15 @@ impl Node {
     fn note_name_came(&self, record: &Record, name: NameIn<'_>) {
         if record.backing.links.contains(&Link::new(name.dir, name.name)) {
             self.writeback.entries_changed_here_alone(name.dir);
+        }
+    }
+
+    /// An inode is about to lose a name, which may be its last. The next daemon must know before it is
+    /// done: one that dies between the two leaves no record of it, and its user would get `ESTALE`.
+    fn note_leaving(&self, leaving: &Stat) {
+        let last = leaving.attr.kind == FileKind::Directory || leaving.attr.nlink <= 1;
+        if let Some(kernel) = self.kernel.get().filter(|_| last) {
+            kernel.note_removed(&RemovedInode::new(leaving.ino.0, &leaving.attr));
         }
     }
 
@@ -476,6 +488,7 @@ impl Node {
         let has_grace = file && !flags.exchange;
         let in_use = |ino: Ino| has_grace || self.residency.is_open(ino);
         let now = clock::wall_time();
+        known.iter().filter(|_| !flags.exchange).for_each(|known| self.note_leaving(known));
         let renamed = self.residency.replace(context, &source, replacing, |durable| {
             before()?;
             let flags = RenameFlags { durable, ..flags };
