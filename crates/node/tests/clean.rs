@@ -3,12 +3,13 @@
 
 mod rig;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use forebay_node::{Ino, NewFile, SetAttr, SetTime, Timestamp, WritebackPolicy};
 use forebay_store::decorators::Transparent;
+use forebay_testing::new_dir;
 use rig::passing::{Map, PassingRig, Program};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, random, same};
 
@@ -16,9 +17,7 @@ use rig::{CONTEXT, KIB, MIB, Rig, noise, random, same};
 const BASES: [&str; 2] = ["/tmp", "/dev/shm"];
 
 fn dir_in(base: &str) -> PathBuf {
-    static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    Path::new(base).join(format!("forebay-clean-{}-{number}", std::process::id()))
+    new_dir(base, "forebay-clean")
 }
 
 fn rig_in(base: &str, tier: u64) -> PassingRig {

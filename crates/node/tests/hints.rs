@@ -14,7 +14,7 @@ use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, Interceptor, Operation, Verdict};
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, Tier};
-use forebay_testing::{LIMIT, wait_for};
+use forebay_testing::{LIMIT, memory, new_dir, wait_for};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -53,11 +53,7 @@ impl Rig {
         latency: Duration,
         change: impl FnOnce(&mut NodeConfig),
     ) -> Self {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let shm = Path::new("/dev/shm");
-        let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
-        let dir = base.join(format!("forebay-hints-{}-{number}", std::process::id()));
+        let dir = new_dir(memory(), "forebay-hints");
         let backing = dir.join("backing");
         std::fs::create_dir_all(&backing).unwrap();
         for file in 0..files {
@@ -285,7 +281,8 @@ fn large_files_when_hinted_then_their_heads_are_there_and_the_rest_follows() {
 
 #[test]
 fn event_log_of_a_node_when_replayed_then_every_action_is_the_same() {
-    let path = std::env::temp_dir().join(format!("forebay-events-{}", std::process::id()));
+    let dir = new_dir(std::env::temp_dir(), "forebay-events");
+    let path = dir.join("log");
     let rig = Rig::new(64, 32 * KIB, MIB, Duration::ZERO, |config| {
         config.event_log = Some(path.clone());
     });
@@ -296,7 +293,7 @@ fn event_log_of_a_node_when_replayed_then_every_action_is_the_same() {
     }
     drop(rig);
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
     let replay = log::replay(&text).unwrap();
     assert_eq!(replay.divergence, None);
     assert!(text.contains("> fetch ") && text.contains("> evict "), "nothing happened");

@@ -14,7 +14,7 @@ use forebay_store::decorators::{
 };
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking};
-use forebay_testing::wait_until;
+use forebay_testing::{new_dir, wait_until};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
@@ -332,10 +332,7 @@ fn folding_rig() -> Rig {
 
 /// A rig over what is made of a plain store.
 fn rig_over<S: BackingStore + 'static>(store: impl FnOnce(Arc<dyn BackingStore>) -> S) -> Rig {
-    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let name = format!("forebay-folding-{}-{number}", std::process::id());
-    let dir = Path::new("/dev/shm").join(name);
+    let dir = new_dir("/dev/shm", "forebay-folding");
     let mut rig = Rig::at(dir, &[16 * MIB], Arc::new(Transparent), |_| {});
     let tier = &rig.config.tiers[0].dir;
     std::fs::create_dir_all(tier).unwrap();

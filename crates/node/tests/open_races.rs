@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_node::{Context, Ino, NameIn, NewFile, Node, NodeConfig, SetAttr, TierConfig};
+use forebay_testing::new_dir;
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -17,7 +18,7 @@ struct Rig {
 
 impl Rig {
     fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("forebay-races-{name}-{}", std::process::id()));
+        let dir = new_dir(std::env::temp_dir(), &format!("forebay-races-{name}"));
         std::fs::create_dir_all(dir.join("backing")).unwrap();
         std::fs::write(dir.join("backing/old"), b"imported").unwrap();
         let tier = TierConfig { dir: dir.join("tier"), size_bytes: 16 << 20 };

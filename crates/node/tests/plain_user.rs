@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use forebay_node::{Context, Ino, NewFile, NodeError, Remaining, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_testing::new_dir;
 use rig::{KIB, MIB, Rig, noise};
 
 const DIR: &str = "FOREBAY_USER_DIR";
@@ -94,7 +95,7 @@ fn files_of_others_when_a_plain_user_writes_them_then_written_in_place() {
         eprintln!("skipped: only root can make the files of another user");
         return;
     }
-    let dir = PathBuf::from(format!("/dev/shm/forebay-user-{}", std::process::id()));
+    let dir = new_dir("/dev/shm", "forebay-user");
     let backing = dir.join("backing");
     std::fs::create_dir_all(backing.join("shared")).unwrap();
     let mode = |path: &PathBuf, mode| {
@@ -185,7 +186,7 @@ fn directories_that_a_plain_user_has_closed_when_looked_at_or_removed_then_as_na
         eprintln!("skipped: only root can make the files of another user");
         return;
     }
-    let dir = PathBuf::from(format!("/dev/shm/forebay-closed-{}", std::process::id()));
+    let dir = new_dir("/dev/shm", "forebay-closed");
     let backing = dir.join("backing");
     std::fs::create_dir_all(&backing).unwrap();
     for (name, mode) in CLOSED {
@@ -288,7 +289,7 @@ fn closed_directories_when_what_is_in_them_is_in_use_then_they_are_open_no_longe
         eprintln!("skipped: only root can make the files of another user");
         return;
     }
-    let dir = PathBuf::from(format!("/dev/shm/forebay-used-{}", std::process::id()));
+    let dir = new_dir("/dev/shm", "forebay-used");
     let backing = dir.join("backing");
     std::fs::create_dir_all(&backing).unwrap();
     for (name, mode) in [("closed", 0), ("entered", 0o300)] {

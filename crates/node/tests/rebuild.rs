@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_node::{
     CheckRequest, Context, Ino, NameIn, NewFile, Node, NodeConfig, TierConfig, WritebackPolicy,
 };
+use forebay_testing::new_dir;
 
 const CONTEXT: Context = Context::DAEMON;
 const WRITE: i32 = libc::O_RDWR | libc::O_CREAT;
@@ -20,8 +21,7 @@ struct Rig {
 
 impl Rig {
     fn new(name: &str) -> Self {
-        let dir =
-            std::env::temp_dir().join(format!("forebay-rebuild-{name}-{}", std::process::id()));
+        let dir = new_dir(std::env::temp_dir(), &format!("forebay-rebuild-{name}"));
         std::fs::create_dir_all(dir.join("backing")).unwrap();
         let tier = TierConfig { dir: dir.join("tier"), size_bytes: 16 << 20 };
         std::fs::create_dir_all(&tier.dir).unwrap();

@@ -1,8 +1,12 @@
-//! Waiting, for tests: for something that is bound to happen, and that nobody tells of.
+//! What the tests of all crates share: waiting for something that is bound to happen and that nobody
+//! tells of, and directories of their own.
 //!
 //! For tests alone, and without dependencies, so that every crate's tests can use it. A test that waits
 //! does not say how long that takes on an idle machine: the limit only ends a test that would hang.
 
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A test that waits for longer has failed.
@@ -47,9 +51,46 @@ pub fn wait_until_found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T
     found.expect("it was found")
 }
 
+/// Makes an empty directory of a name that begins with `name` below `base`. Whoever asks removes it: a
+/// process that is killed leaves its own behind, and the next process of that number gets another.
+///
+/// # Panics
+/// If it can't be made.
+#[must_use]
+#[track_caller]
+pub fn new_dir(base: impl AsRef<Path>, name: &str) -> PathBuf {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = base.as_ref().join(format!("{name}-{}-{number}", std::process::id()));
+        match std::fs::create_dir(&dir) {
+            Ok(()) => return dir,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => panic!("{}: {error}", dir.display()),
+        }
+    }
+}
+
+/// Where directories are made that need the speed of memory: `/dev/shm`, if there is one.
+#[must_use]
+pub fn memory() -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directory_when_a_process_of_this_number_left_one_then_is_another() {
+        let base = new_dir(std::env::temp_dir(), "forebay-testing");
+        let name = |number: u64| base.join(format!("it-{}-{number}", std::process::id()));
+        (0..1000).for_each(|number| std::fs::create_dir(name(number)).expect("made"));
+        let made = new_dir(&base, "it");
+        assert_eq!(std::fs::read_dir(&made).expect("it is there").count(), 0);
+        std::fs::remove_dir_all(base).expect("removed");
+    }
 
     #[test]
     fn wait_when_it_comes_or_does_not_then_says_so() {

@@ -19,7 +19,7 @@ use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor, Transparent};
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, StoreError, Tier};
-use forebay_testing::wait_until;
+use forebay_testing::{memory, new_dir, wait_until};
 use rustix::io::Errno;
 
 pub const KIB: u64 = 1 << 10;
@@ -60,12 +60,7 @@ impl Rig {
         by: Arc<dyn Interceptor>,
         change: impl FnOnce(&mut NodeConfig),
     ) -> Self {
-        static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let shm = Path::new("/dev/shm");
-        let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
-        let dir = base.join(format!("forebay-data-{}-{number}", std::process::id()));
-        Self::at(dir, tiers, by, change)
+        Self::at(new_dir(memory(), "forebay-data"), tiers, by, change)
     }
 
     /// A rig in a directory, perhaps that of another, that is not started.

@@ -33,14 +33,7 @@ pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("forebay-backlog-{}-{number}", std::process::id());
-        let base = Path::new("/dev/shm");
-        let base = if base.is_dir() { base.to_owned() } else { std::env::temp_dir() };
-        let path = base.join(name);
-        fs::create_dir_all(&path).expect("a scratch directory can be made");
-        Scratch(path)
+        Scratch(forebay_testing::new_dir(forebay_testing::memory(), "forebay-backlog"))
     }
 }
 
