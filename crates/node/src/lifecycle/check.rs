@@ -14,9 +14,9 @@ use forebay_types::{FileKind, Ino};
 
 use crate::config::BACKING_SETTING;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::members;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::trust::{Places, Trusted};
+use crate::lifecycle::{former, members};
 use crate::node::METADATA;
 use crate::residency::doubt;
 use crate::residency::spill::{noted_inode, spill_setting};
@@ -104,13 +104,9 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
             mend_mark(&DirBacking::open(path, &first.id().to_string())?, true, &mut checked)?;
         }
         drop(tiers);
-        return crate::lifecycle::rebuild::rebuild(
-            request,
-            &state_dir.join(METADATA),
-            checked,
-            progress,
-        );
+        return crate::lifecycle::rebuild::rebuild(request, &state_dir, checked, progress);
     }
+    former::refuse_half_made(&state_dir, request.backing.as_deref(), &request.tiers)?;
     let (tiers, _locks): (Vec<DirTier>, Vec<TierLock>) = tiers.into_iter().unzip();
     let meta = open_meta(&state_dir.join(METADATA))?;
     let report = meta.check(request.repair || request.accept_loss)?;

@@ -17,6 +17,8 @@
 //! - What can't be used and may be the only copy is set aside (`residency/aside.rs`), and a dirty
 //!   record without object and spill file is lost: `EIO`, and dirty
 //!   (`crates/forebay/tests/damage.rs`).
+//! - A rebuild vouches for what it brings back (`readopt.rs`), and one that was interrupted is run again
+//!   before anything else uses the state (`former.rs`).
 //! - A mount outlives its daemons: handles keep their numbers and meaning, never two daemons work
 //!   on one tier, and what was under way at a death is carried out once (`crates/forebay/tests/`:
 //!   `upgrade.rs`, `restart.rs`, `fdstore.rs`). Until `Node::hand_over_state` has closed the
@@ -37,10 +39,12 @@
 pub(crate) mod admission;
 pub(crate) mod check;
 pub(crate) mod check_cluster;
+pub(crate) mod former;
 pub(crate) mod hand_over;
 pub(crate) mod members;
 pub(crate) mod mounts_below;
 pub(crate) mod nested_tiers;
+pub(crate) mod readopt;
 pub(crate) mod rebuild;
 pub(crate) mod recover;
 #[cfg(test)]

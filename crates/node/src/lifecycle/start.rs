@@ -24,8 +24,8 @@ use crate::defects::Defects;
 use crate::defects::Step;
 use crate::error::{NodeError, Result};
 use crate::hand_over_state::{HandOverState, Membership};
-use crate::lifecycle::admission;
 use crate::lifecycle::members::{self, Expected};
+use crate::lifecycle::{admission, former};
 use crate::node::{METADATA, Node, OptionalParts, owner_of};
 use crate::pool::Pool;
 use crate::residency::room::Room;
@@ -61,6 +61,7 @@ impl Node {
         config: NodeConfig,
         handed_over: Option<&HandOverState>,
     ) -> Result<Arc<Node>> {
+        former::refuse_half_made_for(&config)?;
         let mut expected = members::check(&config)?;
         let tiers = open_tiers(&config)?;
         let first = tiers.first().ok_or_else(|| {
@@ -122,6 +123,7 @@ impl Node {
         backing: Arc<dyn BackingStore>,
         in_front: &dyn Fn(Arc<dyn Tier>) -> Arc<dyn Tier>,
     ) -> Result<Arc<Node>> {
+        former::refuse_half_made_for(&config)?;
         let expected = members::check(&config)?;
         let mut tiers = open_tiers(&config)?;
         for slot in &mut tiers {

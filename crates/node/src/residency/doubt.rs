@@ -107,11 +107,7 @@ fn place_below<'p>(backing: &dyn BackingStore, path: &'p [u8]) -> Result<Option<
 }
 
 /// Whether an object has the bytes of a file in the backing store in a range.
-pub(crate) fn is_equal(
-    object: &dyn Bytes,
-    file: &dyn BackingFile,
-    range: Range<u64>,
-) -> Result<bool> {
+pub(crate) fn is_equal(object: &dyn Bytes, file: &dyn Bytes, range: Range<u64>) -> Result<bool> {
     let mut at = range.start;
     let most = PIECE.min(range.end.saturating_sub(at)) as usize;
     let (mut ours, mut theirs) = (vec![0; most], vec![0; most]);

@@ -75,27 +75,33 @@ impl Residency {
         self.ensure_spill(file, location)
     }
 
-    /// An object with all bytes of a dirty one that had another number, and that lacks none, durably.
+    /// An object with all bytes of a dirty one that had another number, durably; `fill` gives it those that
+    /// the old one lacks. Until it has all of them it is nobody's.
     pub(crate) fn readopt_object(
         &self,
         tier: &dyn Tier,
         record: &Record,
         old: &dyn Object,
         header: &Header,
+        fill: &dyn Fn(&dyn Object) -> Result<()>,
     ) -> Result<()> {
         let (ino, len) = (record.ino.0, old.len()?);
-        let mut fresh = Header { ino, whole: false, ..header.clone() };
+        let mut fresh = Header { ino, whole: false, dirty: false, ..header.clone() };
         drop(tier.remove(ino));
         let object = tier.create(ino, &fresh)?;
         let limits = Limits::plain(Priority::Rebalance);
         copy::copy_range(old, &*object, 0..len, &limits, &Cancel::default())?;
         object.set_len(len)?;
+        fill(&*object)?;
         let stat = old.stat()?;
         object.set_times(Some(stat.atime), Some(stat.mtime))?;
         object.sync(false)?;
-        (fresh.whole, fresh.base) = (true, record.backing.fingerprint);
+        (fresh.whole, fresh.dirty, fresh.base) = (true, true, record.backing.fingerprint);
+        // What it had in a spill file it has itself.
+        (fresh.writing, fresh.spilled) = (true, false);
         object.set_header(&fresh)?;
-        Ok(object.sync(false)?)
+        object.sync(false)?;
+        Ok(tier.sync_dir(ino)?)
     }
 }
 

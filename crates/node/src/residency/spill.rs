@@ -729,6 +729,23 @@ const LET_GO: u8 = 2;
 /// of it than the namespace knows of, an older version does not take its place: see `synced.rs`.
 const ACKNOWLEDGED: u8 = 4;
 
+/// What is noted about a spill file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpillNote {
+    /// It has a map: without it nobody knows which of its bytes count.
+    pub(crate) has_map: bool,
+    /// All that was to be written to it is there, and a program may have been told so.
+    pub(crate) acknowledged: bool,
+}
+
+impl SpillNote {
+    /// Earlier versions noted nothing where there is no map.
+    pub(crate) fn read(note: Option<&[u8]>) -> Self {
+        let flags = note.and_then(|note| note.get(8).copied()).unwrap_or_default();
+        SpillNote { has_map: flags & HAS_MAP != 0, acknowledged: flags & ACKNOWLEDGED != 0 }
+    }
+}
+
 /// The inode number of a file in the backing store, whether it is a spill file with a map, and when the inode was made: seconds and
 /// nanoseconds, zero if that is not known.
 pub(crate) fn inode_note(made: &Attributes, has_map: bool) -> Vec<u8> {

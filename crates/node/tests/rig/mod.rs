@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod device;
+pub mod kept;
 pub mod passing;
 
 use std::os::unix::fs::MetadataExt;

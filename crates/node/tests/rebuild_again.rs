@@ -1,0 +1,155 @@
+//! A rebuild of the index that was interrupted can be run again and loses nothing, and until then nothing
+//! else uses what it has made.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use forebay_node::{CheckRequest, Node, NodeError};
+use forebay_store::decorators::Transparent;
+use parking_lot::Mutex;
+use rig::kept::{end, files_below, lose_index, objects, spills};
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// One test at a time: fail points are the process's.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Where a rebuild is interrupted.
+const POINTS: [&str; 9] = [
+    "node.rebuild.begun",
+    "node.rebuild.filled",
+    "node.rebuild.copied",
+    "node.rebuild.durable",
+    "node.rebuild.spill_gone",
+    "node.rebuild.spill_begun",
+    "node.rebuild.spill_durable",
+    "node.rebuild.noted",
+    "node.rebuild.stopped",
+];
+
+/// Dirty files of every kind: whole, a part of a version, in two parts, past the tier over a version, and
+/// past the tier without one.
+fn scene() -> (Rig, Vec<(&'static str, Vec<u8>)>) {
+    let mut rig = Rig::new(&[MIB + 32 * KIB], Arc::new(Transparent), |_| {});
+    let mut files = Vec::new();
+    for (name, below) in [("part", 700 * KIB), ("over", 900 * KIB)] {
+        std::fs::write(rig.backing().join(name), noise(below, below)).unwrap();
+    }
+    let mut write = |rig: &Rig, name: &'static str, below: u64, ours: u64| {
+        let mut bytes = noise(below, below);
+        let fh = match below {
+            0 => rig.create(name),
+            _ => rig.open(name, libc::O_RDWR),
+        };
+        let new = noise(ours, ours);
+        for (piece, at) in new.chunks(64 << 10).zip((0..).step_by(64 << 10)) {
+            rig.write(fh, at, piece);
+        }
+        bytes.resize(bytes.len().max(new.len()), 0);
+        bytes[..new.len()].copy_from_slice(&new);
+        // It stays open, and so where it is.
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+        files.push((name, bytes));
+    };
+    write(&rig, "whole", 0, 256 * KIB);
+    write(&rig, "part", 700 * KIB, 64 * KIB);
+    write(&rig, "both", 0, 900 * KIB);
+    write(&rig, "over", 900 * KIB, 320 * KIB);
+    write(&rig, "past", 0, 400 * KIB);
+    end(&mut rig);
+    assert!(files_below(&objects(&rig)).len() >= 3, "{:?}", files_below(&objects(&rig)));
+    assert!(files_below(&spills(&rig)).len() >= 4, "{:?}", files_below(&spills(&rig)));
+    (rig, files)
+}
+
+/// Rebuilds until the fail point is come by for the `nth` time. Whether it was.
+fn interrupted(rig: &Rig, point: &str, nth: usize) -> bool {
+    fail::cfg(point, &format!("{nth}*off->panic")).unwrap();
+    let ended = catch_unwind(AssertUnwindSafe(|| rig.check(true)));
+    fail::remove(point);
+    ended.is_err()
+}
+
+fn refused(rig: &Rig) {
+    let backing = Arc::new(forebay_store::DirBacking::open(rig.backing(), "n").unwrap());
+    let started = loop {
+        match Node::start_on(rig.config.clone(), backing.clone()) {
+            Err(NodeError::Store(forebay_store::StoreError::Locked { .. })) => {}
+            started => break started,
+        }
+    };
+    let said =
+        started.err().map(|error| error.to_string()).expect("half of a namespace is mounted");
+    assert!(said.contains("fsck --rebuild"), "{said}");
+    let tiers = vec![rig.dir.join("tier0")];
+    for (repair, accept_loss) in [(false, false), (true, false), (false, true)] {
+        let request =
+            CheckRequest { tiers: tiers.clone(), repair, accept_loss, ..CheckRequest::default() };
+        let said = forebay_node::check(&request, &mut |_| true).unwrap_err().to_string();
+        assert!(said.contains("fsck --rebuild"), "{said}");
+    }
+}
+
+fn all_there(rig: &mut Rig, files: &[(&str, Vec<u8>)], what: &str) {
+    let checked = rig.check(true);
+    assert_eq!(checked.problems, checked.repaired, "{what}: {:?}", checked.details);
+    rig.start();
+    for (name, bytes) in files {
+        same(&rig.get(name), bytes, &format!("{what}: {name}"));
+    }
+    rig.drain();
+    let names = std::fs::read_dir(rig.backing()).unwrap().map(|it| it.unwrap().file_name());
+    let mut names: Vec<_> = names.filter(|name| name != ".forebay").collect();
+    names.sort();
+    let mut wanted: Vec<_> = files.iter().map(|(name, _)| *name).collect();
+    wanted.sort_unstable();
+    assert_eq!(names, wanted, "{what}");
+}
+
+#[test]
+fn rebuild_when_interrupted_anywhere_then_it_can_be_run_again_and_nothing_else_uses_the_half() {
+    let _one = ONE.lock();
+    for point in POINTS {
+        for nth in 0..5 {
+            let (mut rig, files) = scene();
+            let what = format!("{point} {nth}");
+            if !interrupted(&rig, point, nth) {
+                assert!(nth > 0, "{what} is never come by");
+                break;
+            }
+            refused(&rig);
+            all_there(&mut rig, &files, &what);
+        }
+    }
+}
+
+#[test]
+fn rebuild_when_interrupted_again_and_again_then_nothing_is_lost() {
+    let _one = ONE.lock();
+    let (mut rig, files) = scene();
+    let mut times = 0;
+    for (at, point) in POINTS.into_iter().enumerate() {
+        times += usize::from(interrupted(&rig, point, at % 3));
+    }
+    assert!(times > 3, "{times}");
+    all_there(&mut rig, &files, "again and again");
+}
+
+#[test]
+fn rebuild_of_a_lost_index_when_interrupted_then_it_can_be_run_again() {
+    let _one = ONE.lock();
+    for point in ["node.rebuild.begun", "node.rebuild.copied", "node.rebuild.durable"] {
+        let mut rig = Rig::small(4 * MIB);
+        let files = [("first", noise(1, 100 * KIB)), ("second", noise(2, 200 * KIB))];
+        for (name, bytes) in &files {
+            rig.put(name, bytes);
+        }
+        end(&mut rig);
+        lose_index(&rig);
+        assert!(interrupted(&rig, point, 0));
+        refused(&rig);
+        all_there(&mut rig, &files, point);
+    }
+}
