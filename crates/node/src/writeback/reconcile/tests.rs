@@ -659,6 +659,7 @@ mod interleaved;
 mod model;
 mod nested;
 mod overtaken;
+mod replaced;
 mod stale;
 mod times_kept;
 mod unanswered;
