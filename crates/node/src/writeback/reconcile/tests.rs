@@ -657,6 +657,7 @@ mod durable;
 mod imports;
 mod interleaved;
 mod model;
+mod moved;
 mod nested;
 mod overtaken;
 mod replaced;
