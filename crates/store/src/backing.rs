@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 pub use crate::dir_backing::DirBacking;
 use crate::group::{Group, Synced};
+pub use crate::removal::{Known, Removed};
 use crate::{Attributes, Believed, Bytes, FileKind, Fingerprint, Presence, Result, Timestamp};
 
 /// Name of the private area in the root of a backing store: reserved, to be hidden from programs.
@@ -260,7 +261,8 @@ pub trait BackingStore: Send + Sync {
     /// Makes an empty file, pipe, socket or device with exactly this mode.
     fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()>;
 
-    /// Makes a hard link (to a symbolic link itself if that is what the name is).
+    /// Makes a hard link (to a symbolic link itself if that is what the name is), or one to what the
+    /// handle is (empty name), which fails with `NotFound` if that has no name any more.
     fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>;
 
     /// Whether there are hard links at all.
@@ -282,12 +284,23 @@ pub trait BackingStore: Send + Sync {
     /// Removes a name that is no directory.
     fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>;
 
+    /// Removes a name that is no directory if it shows what is known, and nothing else: what others have
+    /// put there keeps the name, or has it back. Where it can't be moved from its place (on another mount)
+    /// this is a check, and then the removal.
+    fn unlink_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed>;
+
+    /// Removes an empty directory if it is this one: a check, and then the removal.
+    fn rmdir_known(&self, dir: &Dir, name: &OsStr, known: &Fingerprint) -> Result<Removed>;
+
     /// Removes an empty directory.
     fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>;
 
     /// A handle on an entry, whatever it is: what is asked or set with it and the empty name concerns
     /// that very inode, also if others put another one under its name.
     fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>;
+
+    /// Where the system last had what a handle is, as far as it knows: others may have removed it since.
+    fn last_place(&self, object: &Dir) -> Option<PathBuf>;
 
     /// Sets attributes of an entry, or of what the handle is (empty name). Owner first, then mode (a
     /// change of owner clears set-id bits), times last.

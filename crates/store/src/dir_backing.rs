@@ -24,7 +24,10 @@ use crate::failpoints::fail_at;
 use crate::group::{Group, Synced};
 use crate::local::{LocalFile, retry, sync_by, timestamps};
 use crate::private::Areas;
-use crate::{AllocateMode, Attributes, Believed, Bytes, FileKind, Result, StoreError, Timestamp};
+use crate::removal::{Known, Removed};
+use crate::{
+    AllocateMode, Attributes, Believed, Bytes, FileKind, Fingerprint, Result, StoreError, Timestamp,
+};
 
 /// Entries per batch of a listing.
 const BATCH: usize = 256;
@@ -453,10 +456,16 @@ impl BackingStore for DirBacking {
     }
 
     fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()> {
-        self.checked(dir, name)?;
         self.checked(to_dir, to_name)?;
-        fs::linkat(dir, name, to_dir, to_name, AtFlags::empty())
-            .map_err(|e| self.err("make hard link", to_dir, to_name, e))
+        let made = if name.is_empty() {
+            // The link of the system itself is followed, and what it leads to is not.
+            let itself = format!("/proc/self/fd/{}", dir.0.as_raw_fd());
+            fs::linkat(fs::CWD, itself, to_dir, to_name, AtFlags::SYMLINK_FOLLOW)
+        } else {
+            self.checked(dir, name)?;
+            fs::linkat(dir, name, to_dir, to_name, AtFlags::empty())
+        };
+        made.map_err(|e| self.err("make hard link", to_dir, to_name, e))
     }
 
     fn has_links(&self) -> Result<bool> {
@@ -511,16 +520,33 @@ impl BackingStore for DirBacking {
     fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()> {
         self.checked(dir, name)?;
         if let Some(own) = self.own_dir() {
-            return self.rmdir_by_own(&own, dir, name);
+            return self.rmdir_by_own(&own, (dir, name), None).map(drop);
         }
         fs::unlinkat(dir, name, AtFlags::REMOVEDIR)
             .map_err(|e| self.err("remove directory", dir, name, e))
+    }
+
+    fn unlink_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed> {
+        self.checked(dir, name)?;
+        self.remove_known(dir, name, known)
+    }
+
+    fn rmdir_known(&self, dir: &Dir, name: &OsStr, known: &Fingerprint) -> Result<Removed> {
+        self.checked(dir, name)?;
+        self.remove_known_directory(dir, name, known)
     }
 
     fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir> {
         self.checked(dir, name)?;
         let held = retry(|| open_beneath(dir.as_fd(), name, OFlags::PATH));
         held.map(|fd| Dir(Arc::new(fd))).map_err(|e| self.err("hold", dir, name, e))
+    }
+
+    fn last_place(&self, object: &Dir) -> Option<PathBuf> {
+        let link = format!("/proc/self/fd/{}", object.0.as_raw_fd());
+        let path = std::fs::read_link(link).ok()?.into_os_string().into_vec();
+        let stood = path.strip_suffix(b" (deleted)").unwrap_or(&path);
+        Some(OsStr::from_bytes(stood).into())
     }
 
     fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()> {

@@ -22,6 +22,7 @@ use crate::backing::{BackingStore, Cleaned, Dir, Temporary};
 use crate::dir_backing::{DirBacking, open_beneath, rename_no_replace};
 use crate::dir_tier::random;
 use crate::private::{Area, swap_name};
+use crate::removal::Removed;
 use crate::{FileKind, Fingerprint, Result, StoreError};
 
 /// Rounds in which a directory is emptied that somebody may still be filling.
@@ -215,9 +216,17 @@ impl DirBacking {
     }
 
     /// As [`DirBacking::unlink_by_own`], of an empty directory.
-    pub(crate) fn rmdir_by_own(&self, own: &Dir, dir: &Dir, name: &OsStr) -> Result<()> {
+    pub(crate) fn rmdir_by_own(
+        &self,
+        own: &Dir,
+        (dir, name): (&Dir, &OsStr),
+        known: Option<&Fingerprint>,
+    ) -> Result<Removed> {
         let refused = |e| self.err("remove directory", dir, name, e);
-        let plainly = || fs::unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(refused);
+        let plainly = || {
+            let removed = fs::unlinkat(dir, name, AtFlags::REMOVEDIR);
+            removed.map(|()| Removed::Done).map_err(refused)
+        };
         // One with something in it stays where it is, also for a moment.
         let mut empty = true;
         let listed = self.list(&self.open_dir(dir, name)?, &mut |entries| {
@@ -238,9 +247,16 @@ impl DirBacking {
             Err(Errno::XDEV | Errno::BUSY | Errno::ACCESS | Errno::PERM) => return plainly(),
             Err(e) => return Err(self.or_shut_out(refused(e))),
         }
+        if let Some(known) = known
+            && let Some(found) = self.stat_if(own, &away)?
+            && !found.same_inode(known)
+        {
+            let back = rename_no_replace(own, &away, dir, name);
+            return back.map(|()| Removed::Other).map_err(refused);
+        }
         match fs::unlinkat(own, &away, AtFlags::REMOVEDIR) {
             // Whoever shuts this one out removes it, too.
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT) => Ok(Removed::Done),
             Err(e) => {
                 // Others have put something there since.
                 let back = rename_no_replace(own, &away, dir, name);

@@ -42,6 +42,7 @@ mod ownership;
 mod presence;
 mod private;
 pub mod recover;
+mod removal;
 mod rename;
 mod store_mark;
 pub mod tier;

@@ -4,12 +4,14 @@
 //! - `tmp/x.OWNER.INO.SELF.INODE.SIZE.SECONDS.NANOS`: a file that is about to be swapped with a
 //!   published one. SELF is its own inode number in the backing file system and the rest tells the
 //!   version that it replaces, so that a later daemon can tell which of the two it finds;
+//! - `tmp/r.OWNER.RANDOM.INODE.SIZE.SECONDS.NANOS`: a file on its way out, with the version that was to
+//!   be removed: it may be one of others;
 //! - `spill/y.` likewise for a file of the spill area, which must not be lost;
 //! - `spill/OWNER.INO`, beside it `spill/OWNER.INO.map` where the spill file has only some of the
 //!   extents, and `limbo/OWNER.KEY`;
 //! - `lost/OWNER.INO` and `lost/OWNER.INO.map`, with `-1` and so on where that is taken: a spill file
 //!   that no namespace knows;
-//! - `nodes/OWNER.EPOCH.RANDOM/`: the same `t.`, `x.` and `y.`, and files on their way out (`d.`), of one
+//! - `nodes/OWNER.EPOCH.RANDOM/`: the same `t.`, `x.`, `y.` and `r.`, and directories on their way out (`d.`), of one
 //!   start of a node that shares the store with others;
 //! - `mounts/OWNER`: a note of a mount that may have what the backing store lacks.
 //!
@@ -33,6 +35,7 @@ use crate::incarnation::is_kept;
 use crate::local::{LocalFile, retry};
 use crate::ownership::shed_access_lists;
 use crate::presence::{Believed, MapFile, Presence};
+use crate::removal::is_leaving;
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 
 /// What follows the name of a spill file in that of its map.
@@ -133,7 +136,7 @@ struct Stray {
 pub(crate) struct Strays(Mutex<Vec<Stray>>);
 
 impl Strays {
-    fn add(&self, dir: &Dir, name: OsString) {
+    pub(crate) fn add(&self, dir: &Dir, name: OsString) {
         let mut strays = self.0.lock();
         if strays.len() < MAX_STRAYS {
             strays.push(Stray { dir: dir.clone(), name, looks: 0 });
@@ -451,14 +454,25 @@ impl DirBacking {
         let own = self.name_when_parked(key);
         let mut first = OsString::from("limbo-");
         first.push(&own);
+        self.move_aside(&limbo, &own, first)
+    }
+
+    /// Moves something to a free name in `lost/`, to `first` if that is free. Where it is now, if it was
+    /// there.
+    pub(crate) fn move_aside(
+        &self,
+        from: &Dir,
+        own: &OsStr,
+        first: OsString,
+    ) -> Result<Option<PathBuf>> {
         let mut name = first.clone();
         for number in 1.. {
             let moved = self.in_area(Area::Lost, |lost| {
-                match rename_no_replace(&limbo, &own, lost, &name) {
+                match rename_no_replace(from, own, lost, &name) {
                     // Of the source: the area is there, or in_area makes it again.
-                    Err(Errno::NOENT) if self.stat_if(&limbo, &own)?.is_none() => Ok(Some(false)),
+                    Err(Errno::NOENT) if self.stat_if(from, own)?.is_none() => Ok(Some(false)),
                     Err(Errno::EXIST | Errno::NOTEMPTY) => Ok(None),
-                    Err(e) => Err(self.err("set aside", &limbo, &own, e)),
+                    Err(e) => Err(self.err("set aside", from, own, e)),
                     Ok(()) => Ok(Some(true)),
                 }
             })?;
@@ -685,7 +699,10 @@ impl DirBacking {
             {
                 cleaned.removed += 1;
             }
-            swap if is_kept(name, found.kind) || is_foreign(swap.as_ref(), &found) => {
+            swap if is_kept(name, found.kind)
+                || is_foreign(swap.as_ref(), &found)
+                || is_leaving(name, &found) == Some(false) =>
+            {
                 self.in_area(Area::Limbo, |limbo| {
                     rename_no_replace(tmp, name, limbo, name)
                         .map_err(|e| self.err("keep in limbo", tmp, name, e))

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::backing::{Dir, RenameMode};
 use crate::dir_backing::{DirBacking, rename_no_replace};
 use crate::failpoints::{answer_at, fail_at};
+use crate::removal::{Known, Removed};
 use crate::{Fingerprint, Result};
 
 /// An exchange that others undo again and again is given up.
@@ -83,7 +84,7 @@ impl DirBacking {
             match self.has_version(from, version)? {
                 // Others were quicker.
                 None => return Ok(()),
-                Some(true) => return self.remove_replaced(from, to, own),
+                Some(true) => return self.remove_replaced(from, to, own, version),
                 // The system itself repeats what was answered with ESTALE, and an exchange that is carried
                 // out twice is none.
                 Some(false) if self.has_version(to, version)? == Some(true) => {}
@@ -97,20 +98,29 @@ impl DirBacking {
     }
 
     /// Removes what came out of an exchange for `own`; where the store refuses that, each gets its name
-    /// back, as who is told of an error believes.
-    fn remove_replaced(&self, from: At<'_>, to: At<'_>, own: Inode) -> Result<()> {
-        let removed = answer_at!("store.replace.answer_of_unlink", self.unlink_errno(from));
-        let Err(e) = removed else { return Ok(()) };
-        // Whatever the answer says.
-        if self.inode_at(from)?.is_some() {
-            self.put_back(from, to, own)?;
-            return Err(self.err("remove what was replaced,", from.0, from.1, e));
+    /// back, as who is told of an error believes. What others have put under the old name stays.
+    fn remove_replaced(
+        &self,
+        from: At<'_>,
+        to: At<'_>,
+        own: Inode,
+        version: &Fingerprint,
+    ) -> Result<()> {
+        let removed = self.remove_known(from.0, from.1, &Known::Version(*version));
+        let removed = removed.map_err(|error| Errno::from_raw_os_error(error.errno()));
+        match answer_at!("store.replace.answer_of_unlink", removed) {
+            Ok(Removed::Done | Removed::Other) => Ok(()),
+            Ok(Removed::Kept(kept)) => {
+                tracing::warn!(kept = %kept.display(), "a file of others, whose name they have given to another, is kept");
+                Ok(())
+            }
+            // Whatever the answer says.
+            Err(e) if self.has_version(from, version)? == Some(true) => {
+                self.put_back(from, to, own)?;
+                Err(self.err("remove what was replaced,", from.0, from.1, e))
+            }
+            Err(_) => Ok(()),
         }
-        Ok(())
-    }
-
-    fn unlink_errno(&self, at: At<'_>) -> rustix::io::Result<()> {
-        fs::unlinkat(at.0, at.1, fs::AtFlags::empty())
     }
 
     /// The object under a name; `None` if there is none.

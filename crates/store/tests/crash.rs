@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use forebay_store::backing::{Access, DirBacking};
+use forebay_store::backing::{Access, DirBacking, Known, RenameMode};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, Commit, Expect, FAILPOINTS, Header, Tier};
 
@@ -14,6 +14,92 @@ const DIED: i32 = 86;
 
 fn name() -> &'static OsStr {
     OsStr::new("f")
+}
+
+/// What a child does before it dies.
+const RENAME: &str = "rename";
+const RENAME_REFUSED: &str = "rename over a version of others";
+const REMOVE: &str = "remove";
+const REMOVE_REFUSED: &str = "remove what others have replaced";
+
+/// The child of the kill test of renames over a version, and of removals.
+#[test]
+fn child_of_names() {
+    let (Ok(dir), Ok(point)) = (std::env::var("CRASH_DIR"), std::env::var("CRASH_POINT")) else {
+        return;
+    };
+    let what = std::env::var("CRASH_WORK").unwrap();
+    let store = DirBacking::open(format!("{dir}/backing"), "n").unwrap();
+    let (root, other) = (store.root(), OsStr::new("g"));
+    let known = store.stat(&root, name()).unwrap().fingerprint();
+    if what == RENAME_REFUSED || what == REMOVE_REFUSED {
+        std::fs::write(format!("{dir}/new"), "theirs").unwrap();
+        std::fs::rename(format!("{dir}/new"), format!("{dir}/backing/f")).unwrap();
+    }
+    // SAFETY: ends the process at once, as a kill would, without touching any memory.
+    fail::cfg_callback(&point, || unsafe { libc::_exit(DIED) }).unwrap();
+    let mode = RenameMode::ReplaceVersion(known);
+    match &*what {
+        RENAME => store.rename(&root, other, &root, name(), mode).unwrap(),
+        RENAME_REFUSED => _ = store.rename(&root, other, &root, name(), mode).unwrap_err(),
+        _ => _ = store.unlink_known(&root, name(), &Known::Version(known)).unwrap(),
+    }
+}
+
+/// All that users find: below the root, and where the clean-up says that it has kept something.
+fn texts(backing: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for dir in
+        [backing.to_path_buf(), backing.join(".forebay/limbo"), backing.join(".forebay/lost")]
+    {
+        let Ok(entries) = std::fs::read_dir(dir) else { continue };
+        let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+        found.extend(files.map(|path| std::fs::read_to_string(path).unwrap()));
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn daemon_killed_in_a_rename_over_a_version_or_a_removal_then_nothing_of_others_is_lost() {
+    let mut died = std::collections::BTreeSet::new();
+    let is_of_names =
+        |point: &&str| point.starts_with("store.replace.") || point.starts_with("store.removal.");
+    for point in FAILPOINTS.iter().copied().filter(is_of_names) {
+        for what in [RENAME, RENAME_REFUSED, REMOVE, REMOVE_REFUSED] {
+            let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+            let backing = dir.path().join("backing");
+            std::fs::create_dir(&backing).unwrap();
+            std::fs::write(backing.join("f"), "old").unwrap();
+            std::fs::write(backing.join("g"), "ours").unwrap();
+            let status = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child_of_names"])
+                .env("CRASH_DIR", dir.path())
+                .env("CRASH_POINT", point)
+                .env("CRASH_WORK", what)
+                .output()
+                .unwrap()
+                .status;
+            match status.code() {
+                Some(DIED) => _ = died.insert(point),
+                code => assert_eq!(code, Some(0), "{point} {what}"),
+            }
+            let store = DirBacking::open(&backing, "n").unwrap();
+            store.clean_temporaries("n").unwrap();
+            let left = texts(&backing);
+            let has = |text: &str| left.iter().any(|left| left == text);
+            assert!(has("ours"), "{point} {what}: {left:?}");
+            let theirs = what == RENAME_REFUSED || what == REMOVE_REFUSED;
+            assert_eq!(has("theirs"), theirs, "{point} {what}: {left:?}");
+            // The version that was known is gone, or stands under one of the names.
+            assert!(left.len() <= 2, "{point} {what}: {left:?}");
+            let tmp = std::fs::read_dir(backing.join(".forebay/tmp")).map_or(0, Iterator::count);
+            assert_eq!(tmp, 0, "{point} {what}");
+        }
+    }
+    let all: std::collections::BTreeSet<_> =
+        FAILPOINTS.iter().copied().filter(is_of_names).collect();
+    assert_eq!(died, all, "every point on the way was reached");
 }
 
 /// The child: commits as a flush does, and dies at the point named in its environment.
@@ -112,10 +198,10 @@ fn daemon_killed_at_any_fail_point_loses_nothing_and_leaves_no_litter() {
         assert_eq!(private.map_or(0, Iterator::count), 0, "{point} leaves litter");
         store.open_file(&store.root(), name(), Access::Read).unwrap();
     }
-    // A commit does not come by those of a rename over a known version.
+    // A commit does not come by those of a rename over a known version and of a removal.
     let expected: Vec<_> = FAILPOINTS
         .iter()
-        .filter(|p| !p.starts_with("store.replace."))
+        .filter(|p| !p.starts_with("store.replace.") && !p.starts_with("store.removal."))
         .filter(|p| !matches!(**p, "store.commit.before_copy_beside" | "store.limbo.before_move"))
         .copied()
         .filter(|p| *p != "store.presence.after_clear")

@@ -28,7 +28,7 @@ impl Node {
             // Nobody plays any more; whoever waits for a turn goes on.
             streams.stop();
         }
-        let unsettled = self.residency.settle_all(until);
+        let unsettled = self.residency.settle_all(until).len();
         self.writeback.restamp_moved();
         // While the reconciler can still take away what they had spilled.
         self.residency.discard_removed();

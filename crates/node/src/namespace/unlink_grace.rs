@@ -5,8 +5,17 @@
 //! pair only once when the file is gone in between: a program that reads a file which another
 //! replaces all the time would see `ESTALE` now and then. So a replaced file lives on for a
 //! second, as an orphan, whoever closes it meanwhile; a crash leaves it to the recovery of orphans.
+//!
+//! A file that can't be let go of yet, as somebody has it in hand who waits for a slow device or as the
+//! namespace fails, waits here as well, and is tried again after the same time.
+//!
+//! # Invariants
+//! (`writeback/reconcile/tests/replaced.rs`)
+//! - Each file waits here once, and to let go of one never begins with another: the stack does not grow
+//!   with the number of files that can't go.
+//! - None is forgotten while the node runs: it goes, is opened, or waits here.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,7 +30,8 @@ use crate::waits;
 
 /// How long a replaced file can still be opened.
 const GRACE: Duration = Duration::from_secs(1);
-/// How many live on at once; the oldest go first.
+/// How many live on at once; the oldest go first. Of those that can't go there may be more: each is an
+/// orphan of the namespace.
 const MAX: usize = 1024;
 const TICK: Duration = Duration::from_millis(100);
 
@@ -33,6 +43,8 @@ pub(crate) struct UnlinkGrace(Mutex<ReplacedFiles>);
 #[derive(Default)]
 struct ReplacedFiles {
     files: VecDeque<(Instant, Ino)>,
+    /// The same without their order.
+    waiting: HashSet<Ino>,
     /// A thread sees to them.
     attended: bool,
     /// It is letting go of some that are not among the files any more.
@@ -41,16 +53,36 @@ struct ReplacedFiles {
 
 impl ReplacedFiles {
     fn take_due(&mut self, now: Instant) -> Vec<Ino> {
-        let due = self.files.iter().take_while(|(since, _)| now - *since >= GRACE).count();
+        // No more at once, so that whoever waits for their end does not wait for long.
+        let is_due = |(since, _): &&(Instant, Ino)| now - *since >= GRACE;
+        let due = self.files.iter().take(MAX).take_while(is_due).count();
         self.going = due > 0;
-        self.files.drain(..due).map(|(_, ino)| ino).collect()
+        (0..due).map_while(|_| self.pop_oldest()).collect()
+    }
+
+    fn take_all(&mut self) -> Vec<Ino> {
+        self.waiting.clear();
+        std::mem::take(&mut self.files).into_iter().map(|(_, ino)| ino).collect()
+    }
+
+    /// Enters a file as the newest, unless it waits already.
+    fn push(&mut self, now: Instant, ino: Ino) {
+        if self.waiting.insert(ino) {
+            self.files.push_back((now, ino));
+        }
+    }
+
+    fn pop_oldest(&mut self) -> Option<Ino> {
+        let (_, oldest) = self.files.pop_front()?;
+        self.waiting.remove(&oldest);
+        Some(oldest)
     }
 }
 
 impl UnlinkGrace {
     /// Whether somebody who has looked the file up may still open it.
     pub fn has(&self, ino: Ino) -> bool {
-        self.0.lock().files.iter().any(|(_, other)| *other == ino)
+        self.0.lock().waiting.contains(&ino)
     }
 
     /// Takes all of them, for somebody else to let go, once nobody is at it here: else an object
@@ -60,7 +92,7 @@ impl UnlinkGrace {
             {
                 let mut replaced = self.0.lock();
                 if !replaced.going {
-                    return Some(replaced.files.drain(..).map(|(_, ino)| ino).collect());
+                    return Some(replaced.take_all());
                 }
             }
             if Instant::now() >= until {
@@ -74,14 +106,25 @@ impl UnlinkGrace {
 impl Node {
     /// Lets go of a replaced file in a while. It is an orphan; who has it open keeps it longer.
     pub(crate) fn begin_unlink_grace(&self, ino: Ino) {
-        let mut replaced = self.names.unlink_grace.0.lock();
-        replaced.files.push_back((clock::now(), ino));
-        let oldest = if replaced.files.len() > MAX { replaced.files.pop_front() } else { None };
-        let start = !std::mem::replace(&mut replaced.attended, true);
-        drop(replaced);
-        if let Some((_, oldest)) = oldest {
+        let oldest = {
+            let mut replaced = self.names.unlink_grace.0.lock();
+            replaced.push(clock::now(), ino);
+            if replaced.files.len() > MAX { replaced.pop_oldest() } else { None }
+        };
+        if let Some(oldest) = oldest {
             self.let_go(oldest);
         }
+        self.see_to_replaced();
+    }
+
+    /// Lets go later of a file that can't go now. None goes for it: perhaps that can't go either.
+    fn let_go_later(&self, ino: Ino) {
+        self.names.unlink_grace.0.lock().push(clock::now(), ino);
+        self.see_to_replaced();
+    }
+
+    fn see_to_replaced(&self) {
+        let start = !std::mem::replace(&mut self.names.unlink_grace.0.lock().attended, true);
         if start && !self.attend() {
             self.names.unlink_grace.0.lock().attended = false;
         }
@@ -89,8 +132,8 @@ impl Node {
 
     /// Lets go of all replaced files at once.
     pub(crate) fn let_go_of_replaced(&self) {
-        let replaced = std::mem::take(&mut self.names.unlink_grace.0.lock().files);
-        for (_, ino) in replaced {
+        let replaced = self.names.unlink_grace.0.lock().take_all();
+        for ino in replaced {
             self.let_go(ino);
         }
     }
@@ -126,9 +169,16 @@ impl Node {
     }
 
     fn let_go(&self, ino: Ino) {
-        // Its last close does the same: the file waits here no longer.
-        let orphan = self.meta.get(ino).ok().filter(|record| record.orphan);
-        let Some(record) = orphan.filter(|_| !self.residency.is_open(ino)) else { return };
+        let record = match self.meta.get(ino) {
+            // Its last close does the same: the file waits here no longer.
+            Ok(record) if !record.orphan || self.residency.is_open(ino) => return,
+            Ok(record) => record,
+            Err(MetaError::Stale(_)) => return,
+            Err(error) => {
+                tracing::debug!(%ino, %error, "a removed file is looked at later");
+                return self.let_go_later(ino);
+            }
+        };
         // Opened at the last moment: whoever did has its record, and closes it.
         if self.let_orphan_go(&record) {
             self.residency.note_removed(ino);
@@ -147,7 +197,7 @@ impl Node {
             settled => {
                 // Whoever has it in hand waits for a slow device.
                 tracing::debug!(%ino, ?settled, "a removed file is let go of later");
-                self.begin_unlink_grace(ino);
+                self.let_go_later(ino);
                 return false;
             }
         }
@@ -155,8 +205,10 @@ impl Node {
             tracing::warn!(
                 %ino,
                 %error,
-                "a removed file can't be released in the namespace; the next start does it"
+                "a removed file can't be released in the namespace; it is tried again"
             );
+            self.let_go_later(ino);
+            return false;
         }
         match self.meta.get(ino) {
             Ok(record) => {
@@ -194,12 +246,14 @@ mod tests {
     fn due_when_the_grace_has_passed() {
         let begin = Instant::now();
         let mut replaced = ReplacedFiles::default();
-        replaced.files.push_back((begin, Ino(5)));
-        replaced.files.push_back((begin + GRACE, Ino(6)));
+        replaced.push(begin, Ino(5));
+        replaced.push(begin + GRACE, Ino(6));
+        replaced.push(begin + GRACE, Ino(5));
         assert!(replaced.take_due(begin).is_empty());
         assert_eq!(replaced.take_due(begin + GRACE), [Ino(5)]);
         assert_eq!(replaced.take_due(begin + 2 * GRACE), [Ino(6)]);
         assert!(replaced.take_due(begin + 2 * GRACE).is_empty() && !replaced.going);
+        assert!(replaced.waiting.is_empty());
     }
 
     #[test]
@@ -208,8 +262,8 @@ mod tests {
         let begin = Instant::now();
         {
             let mut replaced = grace.0.lock();
-            replaced.files.push_back((begin, Ino(5)));
-            replaced.files.push_back((begin + GRACE, Ino(6)));
+            replaced.push(begin, Ino(5));
+            replaced.push(begin + GRACE, Ino(6));
             assert_eq!(replaced.take_due(begin + GRACE), [Ino(5)]);
         }
         assert_eq!(grace.take(Instant::now()), None);

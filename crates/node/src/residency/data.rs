@@ -25,6 +25,7 @@ use crate::residency::data_location::{
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::compose;
 use crate::residency::residents::Resident;
+use crate::residency::unsettled::IN_HAND;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
 const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
@@ -312,24 +313,28 @@ impl Residency {
         }
     }
 
-    /// Settles every file in use that has unsettled changes, for a sync or a drain. Says how many
-    /// could not be until the deadline, because somebody waits for a slow device with them in hand:
-    /// the next start takes their sizes and times from the tiers.
-    pub(crate) fn settle_all(&self, deadline: Instant) -> usize {
-        let mut left = 0;
+    /// Settles every file in use that has unsettled changes, for a sync or a drain. Says which could
+    /// not be until the deadline, and why: as somebody waits for a slow device with them in hand, or as a
+    /// tier or the namespace fails. The next start takes their sizes and times from the tiers.
+    pub(crate) fn settle_all(&self, deadline: Instant) -> Vec<(Ino, String)> {
+        let mut left = Vec::new();
         for ino in self.files.in_use() {
             let Some(file) = self.files.peek(ino) else { continue };
             let settle = || self.settle_by(&file, Some(deadline));
             match self.defects.attempt(BackgroundKind::WriteBack, ino.0, settle) {
                 // It waits for the next daemon, which must not be kept from coming.
                 None => {}
-                Some(Ok(settled)) => left += usize::from(!settled),
-                Some(Err(error)) => tracing::warn!(
-                    %ino,
-                    %error,
-                    "can't record the size and times of a file that was written: they are taken \
-                     from its tier later"
-                ),
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => left.push((ino, IN_HAND.into())),
+                Some(Err(error)) => {
+                    tracing::warn!(
+                        %ino,
+                        %error,
+                        "can't record the size and times of a file that was written: they are taken \
+                         from its tier later"
+                    );
+                    left.push((ino, error.to_string()));
+                }
             }
         }
         left
@@ -344,14 +349,19 @@ impl Residency {
     /// The size and time of a file that somebody has in hand, if it has bytes of which its record does not
     /// speak yet. With those of the record the kernel would put the next append where it ended before.
     fn written_in_hand(&self, file: &File) -> Option<(u64, Timestamp)> {
+        self.written_to_object(file.ino).or_else(|| {
+            let spill = file.spill.lock().upgrade();
+            spill.map(|spill| spill.size_and_mtime())
+        })
+    }
+
+    /// The size and time of a file's object, if that has bytes of which the record may not speak yet.
+    fn written_to_object(&self, ino: Ino) -> Option<(u64, Timestamp)> {
         // An object that is not there is being moved.
         for _ in 0..MAX_LOOKS {
-            let Some(resident) = self.residents.get(file.ino.0).filter(|known| known.dirty) else {
-                let spill = file.spill.lock().upgrade();
-                return spill.map(|spill| spill.size_and_mtime());
-            };
+            let resident = self.residents.get(ino.0).filter(|known| known.dirty)?;
             let tier = &self.tiers[usize::from(resident.tier)].tier;
-            if let Ok(stat) = tier.open(file.ino.0).and_then(|object| object.stat()) {
+            if let Ok(stat) = tier.open(ino.0).and_then(|object| object.stat()) {
                 return Some((stat.size, stat.mtime));
             }
         }
@@ -403,6 +413,13 @@ impl Residency {
             }
         }
         drop(location);
+        if file.is_none()
+            && self.unsettled.has_unheld(ino)
+            && let Some((size, mtime)) = self.written_to_object(ino)
+        {
+            show_written(&mut attr, size, mtime);
+            return (attr, size.div_ceil(512));
+        }
         // Settled since the record was read, perhaps: a close is not waited for.
         let unchanged = moment.is_some_and(|then| !self.meta.changed_since(record.ino, then));
         if !unchanged && let Ok(settled) = self.meta.get(record.ino) {

@@ -13,7 +13,8 @@
 //! - `room.rs`, `charge.rs`, `shares.rs`: what objects are charged, and what users may take.
 //! - `fetch.rs`, `spill.rs`, `overlay.rs`, `evict.rs`, `prefetch.rs`: how bytes come in, go past
 //!   the tiers, are moved and leave; `steward.rs` drives the steward.
-//! - `unwritten.rs`: what proves that a file is clean; `synced.rs`: what is durable;
+//! - `unwritten.rs`: what proves that a file is clean; `unsettled.rs`: closed files whose records do not
+//!   say yet what was written; `synced.rs`: what is durable;
 //!   `failed_syncs.rs`: what a device has not written; `doubt.rs`, `aside.rs`: what is damaged, and
 //!   what can't be used and must not be thrown away; `failed.rs`: tiers that fail.
 //! - `inode_alias.rs`: what the kernel has open of a file; `published_spill.rs`: spill files that a
@@ -89,6 +90,7 @@ mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
 mod taken_over;
+pub(crate) mod unsettled;
 pub(crate) mod unwritten;
 pub(crate) mod written_back;
 
@@ -142,6 +144,7 @@ pub struct Residency {
     /// Objects that were moved and could not be removed where they were: inode numbers, and the tiers.
     left_behind: Mutex<std::collections::HashMap<u64, u8>>,
     pub(crate) failed_syncs: failed_syncs::FailedSyncs,
+    pub(crate) unsettled: unsettled::Unsettled,
     pub(crate) accesses: access::Accesses,
     /// A spill file has been noted, now or by an earlier daemon.
     pub(crate) spills_noted: AtomicBool,
@@ -195,6 +198,7 @@ impl Residency {
             given_up: Arc::default(),
             defects: given.defects,
             failed_syncs: failed_syncs::FailedSyncs::load(&given.state_dir),
+            unsettled: Default::default(),
             state_dir: given.state_dir,
             started: Instant::now(),
             peers: given.peers,

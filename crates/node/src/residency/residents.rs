@@ -58,6 +58,15 @@ impl Residents {
         removed
     }
 
+    /// Sets or removes the entry of `ino`, for a test without tiers.
+    #[cfg(test)]
+    pub(crate) fn enter(&self, ino: u64, resident: Option<Resident>) {
+        match resident {
+            Some(resident) => drop(self.set(ino, resident)),
+            None => drop(self.remove(ino)),
+        }
+    }
+
     /// Calls `visit` with every entry; entries that come or go meanwhile may be missed.
     pub fn for_each(&self, mut visit: impl FnMut(u64, Resident)) {
         for shard in &self.shards {

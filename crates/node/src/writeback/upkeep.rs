@@ -2,7 +2,6 @@
 //! it was, what its faults have left, closed files of which it is not noted yet what was written to
 //! them, and memory that nobody needs.
 
-use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -16,6 +15,7 @@ use crate::context::Context;
 use crate::defects::{BackgroundKind, Step};
 use crate::error::NodeError;
 use crate::residency::files::FileRef;
+use crate::residency::unsettled::IN_HAND;
 use crate::writeback::Writeback;
 
 /// How often.
@@ -43,9 +43,6 @@ pub(crate) struct Upkeep {
     /// What is wrong with that path now.
     displaced: Mutex<Option<String>>,
     quiet: Mutex<Quiet>,
-    /// Closed files of which the records do not say yet what was written to them, and so nothing has
-    /// them written back.
-    unsettled: Mutex<HashMap<u64, FileRef>>,
 }
 
 /// So many operations don't count as work: whoever watches a machine asks for something now and then.
@@ -141,7 +138,7 @@ impl Writeback {
                     }
                 });
                 if !begun {
-                    self.upkeep.unsettled.lock().insert(file.ino.0, file.clone());
+                    self.residency.unsettled.enter(file.clone(), IN_HAND.into());
                 }
             }
             Err(error) => self.settle_again(file, &error),
@@ -149,9 +146,7 @@ impl Writeback {
     }
 
     fn settle_again(&self, file: &FileRef, error: &NodeError) {
-        // The one that it replaces, if any, goes without the lock.
-        let before = self.upkeep.unsettled.lock().insert(file.ino.0, file.clone());
-        if before.is_none() {
+        if self.residency.unsettled.enter(file.clone(), error.to_string()) {
             tracing::error!(
                 ino = file.ino.0, %error,
                 "can't record a closed file's size; will be tried again"
@@ -160,23 +155,21 @@ impl Writeback {
     }
 
     /// Tries again what could not be settled when it was closed, unless it was removed since.
-    fn settle_unsettled(&self) {
-        // Whoever closes one meanwhile puts it there anew.
-        let files = std::mem::take(&mut *self.upkeep.unsettled.lock());
-        for (ino, file) in files {
+    pub(crate) fn settle_unsettled(&self) {
+        for told in self.residency.unsettled.all() {
+            let file = self.residency.files.get(told.ino);
             let settle = || {
                 self.residency.load(&Context::DAEMON, &file)?;
                 self.residency.settle_by(&file, Some(Instant::now()))
             };
-            let settled = match self.defects.attempt(BackgroundKind::WriteBack, ino, settle) {
-                None => false,
-                Some(Ok(settled)) => settled,
-                Some(Err(_)) => {
-                    matches!(self.meta.get(file.ino), Err(forebay_meta::Error::Stale(_)))
+            match self.defects.attempt(BackgroundKind::WriteBack, told.ino.0, settle) {
+                Some(Ok(true)) => self.residency.unsettled.leave(&told),
+                Some(Err(_))
+                    if matches!(self.meta.get(told.ino), Err(forebay_meta::Error::Stale(_))) =>
+                {
+                    self.residency.unsettled.leave(&told);
                 }
-            };
-            if !settled {
-                self.upkeep.unsettled.lock().insert(ino, file);
+                _ => {}
             }
         }
     }
@@ -184,7 +177,7 @@ impl Writeback {
     /// The closed files that still can't be settled, for the next daemon.
     pub(crate) fn unsettled(&self) -> Vec<u64> {
         self.settle_unsettled();
-        self.upkeep.unsettled.lock().keys().copied().collect()
+        self.residency.unsettled.all().into_iter().map(|told| told.ino.0).collect()
     }
 
     /// Those of the daemon before. They are in use from here on, so that a look at them shows what was
@@ -195,7 +188,7 @@ impl Writeback {
             if let Err(error) = self.residency.load(&Context::DAEMON, &file) {
                 tracing::warn!(%ino, %error, "a closed file's size can't be looked at yet");
             }
-            self.upkeep.unsettled.lock().insert(ino, file);
+            self.residency.unsettled.enter(file, "an earlier daemon could not do it".into());
         }
     }
 

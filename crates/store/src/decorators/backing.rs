@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
 use crate::backing::{
-    Access, BackingEntry, Cleaned, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
+    Access, BackingEntry, Cleaned, FileSystemUsage, Known, Node, Removed, RenameMode,
+    SetAttributes, XattrMode,
 };
 use crate::{
-    Attributes, BackingFile, BackingStore, Believed, Commit, Dir, Expect, Group, Presence, Result,
-    StoreError, Synced, Temporary,
+    Attributes, BackingFile, BackingStore, Believed, Commit, Dir, Expect, Fingerprint, Group,
+    Presence, Result, StoreError, Synced, Temporary,
 };
 
 /// A backing store whose operations an [`Interceptor`] decides about.
@@ -98,6 +99,8 @@ impl BackingStore for InterceptedBacking {
         Link: fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()>, name;
         Rename: fn rename(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr, mode: RenameMode) -> Result<()>, name;
         Remove: fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
+        Remove: fn unlink_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed>, name;
+        Remove: fn rmdir_known(&self, dir: &Dir, name: &OsStr, known: &Fingerprint) -> Result<Removed>, name;
         Remove: fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>, name;
         Open: fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>, name;
         SetAttributes: fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>, name;
@@ -148,6 +151,10 @@ impl BackingStore for InterceptedBacking {
 
     fn keeps_ends(&self) -> Result<bool> {
         self.inner.keeps_ends()
+    }
+
+    fn last_place(&self, object: &Dir) -> Option<PathBuf> {
+        self.inner.last_place(object)
     }
 
     fn parked_name(&self, key: u64) -> OsString {

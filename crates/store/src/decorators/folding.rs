@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use crate::backing::{
     Access, BackingEntry, BackingFile, BackingStore, Cleaned, Commit, Dir, Expect, FileSystemUsage,
-    Node, RenameMode, SetAttributes, Temporary, XattrMode,
+    Known, Node, Removed, RenameMode, SetAttributes, Temporary, XattrMode,
 };
 use crate::group::{Group, Synced};
-use crate::{Attributes, Believed, Presence, Result};
+use crate::{Attributes, Believed, Fingerprint, Presence, Result};
 
 /// Finds an entry under each spelling of its name, and keeps the one that it was made with.
 pub struct FoldingBacking {
@@ -104,6 +104,7 @@ impl BackingStore for FoldingBacking {
         fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
         fn list_spills(&self) -> Result<Vec<u64>>;
         fn parked_name(&self, key: u64) -> OsString;
+        fn last_place(&self, object: &Dir) -> Option<PathBuf>;
         fn list_parked(&self) -> Result<Vec<u64>>;
         fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn clean_temporaries(&self, owner: &str) -> Result<Cleaned>;
@@ -123,6 +124,8 @@ impl BackingStore for FoldingBacking {
         fn mknod(&self, dir: &Dir, name: &OsStr, node: Node, mode: u32) -> Result<()>;
         fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>;
         fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()>;
+        fn unlink_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed>;
+        fn rmdir_known(&self, dir: &Dir, name: &OsStr, known: &Fingerprint) -> Result<Removed>;
         fn hold(&self, dir: &Dir, name: &OsStr) -> Result<Dir>;
         fn set_attributes(&self, dir: &Dir, name: &OsStr, attributes: &SetAttributes) -> Result<()>;
         fn get_xattr(&self, dir: &Dir, name: &OsStr, attribute: &OsStr) -> Result<Vec<u8>>;
@@ -138,7 +141,8 @@ impl BackingStore for FoldingBacking {
     }
 
     fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()> {
-        let (name, to_name) = (self.spelled(dir, name), self.spelled(to_dir, to_name));
+        let to_name = self.spelled(to_dir, to_name);
+        let name = if name.is_empty() { OsString::new() } else { self.spelled(dir, name) };
         self.inner.link(dir, &name, to_dir, &to_name)
     }
 

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::backing::{
-    Access, BackingEntry, Cleaned, FileSystemUsage, Node, RenameMode, SetAttributes, XattrMode,
+    Access, BackingEntry, Cleaned, FileSystemUsage, Known, Node, Removed, RenameMode,
+    SetAttributes, XattrMode,
 };
 use crate::{
     Attributes, BackingFile, BackingStore, Believed, Commit, Dir, Expect, FileKind, Fingerprint,
@@ -278,6 +279,7 @@ impl BackingStore for RenumberedBacking {
         fn list_parked(&self) -> Result<Vec<u64>>;
         fn set_parked_aside(&self, key: u64) -> Result<Option<PathBuf>>;
         fn parked_name(&self, key: u64) -> OsString;
+        fn last_place(&self, object: &Dir) -> Option<PathBuf>;
         fn has_links(&self) -> Result<bool>;
         fn keeps_ends(&self) -> Result<bool>;
         fn set_spill_aside(&self, ino: u64) -> Result<Option<PathBuf>>;
@@ -342,6 +344,33 @@ impl BackingStore for RenumberedBacking {
         self.inner.rmdir(dir, name)?;
         self.left(leaving);
         Ok(())
+    }
+
+    fn unlink_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed> {
+        let leaving = self.leaving(dir, name);
+        let found = self.inner.stat(dir, name)?;
+        let print = match known.is(&self.shown(found)) {
+            true => found.fingerprint(),
+            false => Fingerprint { ino: u64::MAX, ..found.fingerprint() },
+        };
+        let below = match known {
+            Known::Version(_) => Known::Version(print),
+            Known::Object(_) => Known::Object(print),
+        };
+        let removed = self.inner.unlink_known(dir, name, &below)?;
+        self.left(leaving.filter(|_| removed == Removed::Done));
+        Ok(removed)
+    }
+
+    fn rmdir_known(&self, dir: &Dir, name: &OsStr, known: &Fingerprint) -> Result<Removed> {
+        let leaving = self.leaving(dir, name);
+        let found = self.inner.stat(dir, name)?;
+        if !self.shown(found).same_inode(known) {
+            return Ok(Removed::Other);
+        }
+        let removed = self.inner.rmdir_known(dir, name, &found.fingerprint())?;
+        self.left(leaving.filter(|_| removed == Removed::Done));
+        Ok(removed)
     }
 
     fn temporary(&self, ino: u64) -> Result<Temporary> {

@@ -689,8 +689,9 @@ impl Writeback {
             true => self.is_directory_as_known(record, found)?,
             false => record.backing.fingerprint == Some(found.fingerprint),
         };
-        if as_known {
-            return Ok(same_kind);
+        // What was noted of something else under its name must not hide that for ever.
+        if as_known && same_kind {
+            return Ok(true);
         }
         let is_given_away = self.is_given_away(record, found)?;
         if record.differs() {

@@ -38,6 +38,10 @@ impl Writeback {
         let object = self.standing_object(&work.record)?;
         let before = self.backing.stat(&object, OsStr::new(""))?;
         let known = work.record.backing.fingerprint;
+        if known.is_none() && before.kind != work.record.attr.kind {
+            // Others have put something there since it was made: the next pass looks what is where.
+            return Err(NodeError::Busy);
+        }
         if known.is_some() && !is_own(&work.record, &before) {
             self.leave_to_others(work);
             return Ok(());

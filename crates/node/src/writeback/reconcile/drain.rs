@@ -9,10 +9,10 @@ use forebay_meta::{Record, Seq};
 use forebay_types::{FileKind, Ino, Timestamp};
 use parking_lot::{Condvar, Mutex};
 
-use super::Remaining;
 use super::closed_to_owner::MAX_REOPENED;
 use super::data_side::RemovedFiles;
 use super::queue::{Turn, batch_size};
+use super::{MAX_PARENTS, Remaining};
 use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
 use crate::residency::files::File;
@@ -28,6 +28,12 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Why a sync has left something that nobody changes, and at which nothing failed.
 const NOT_ITS_TURN: &str = "it waits for other work of the write-back, as on its directory, or on what has \
 its name in the backing store, and that was not done in time; try again";
+
+/// Why a sync has left a file of which the backlog knows nothing, and what can be done.
+const UNSETTLED: &str = "what was written to it is on the tier, and can't be noted so that it is written \
+back";
+const UNSETTLED_ADVICE: &str =
+    "Forebay tries it again every few seconds; see to what fails, and sync again";
 
 /// Inodes of one pass that are remembered as left, and those that are told with a reason.
 const MAX_LEFT: usize = 10_000;
@@ -237,6 +243,8 @@ impl Writeback {
         let _alone = self.reconciler.queue.pause();
         self.above.let_go_of_replaced();
         self.residency.discard_removed();
+        self.settle_unsettled();
+        // Their bytes remain.
         let _unsettled = self.residency.settle_all(until);
         let mut sweep = Sweep::new(self, until, progress);
         let swept = sweep.run(|node, sweep| {
@@ -279,7 +287,7 @@ impl Writeback {
         until: Instant,
         progress: &mut dyn FnMut(Remaining) -> bool,
     ) -> Result<Synced> {
-        let _unsettled = self.residency.settle_all(until);
+        let unsettled = self.settle_for_sync(root, until)?;
         let mut elsewhere = 0;
         let mut sweep = Sweep::new(self, until, progress);
         let (left, end) = sweep.run(|node, sweep| {
@@ -319,8 +327,56 @@ impl Writeback {
         if any_left {
             self.settle_directories(until)?;
         }
+        for (ino, why) in unsettled {
+            synced.failed += 1;
+            if synced.failures.len() < MAX_TOLD {
+                let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
+                synced.failures.push((path, format!("{UNSETTLED}: {why}; {UNSETTLED_ADVICE}")));
+            }
+        }
         synced.complete = !synced.cut_short && synced.failed == 0;
         Ok(synced)
+    }
+
+    /// Has the records say what was written to the files below an inode. Those of which they can't: nothing
+    /// has them written back, and no pass over the backlog meets them.
+    fn settle_for_sync(&self, root: Ino, until: Instant) -> Result<Vec<(Ino, String)>> {
+        self.settle_unsettled();
+        let mut left: HashMap<Ino, String> = self.residency.settle_all(until).into_iter().collect();
+        let closed = self.residency.unsettled.all().into_iter();
+        left.extend(closed.map(|told| (told.ino, told.why)));
+        let mut below = Vec::new();
+        for (ino, why) in left {
+            if let Some(record) = self.known(ino)?
+                && !(record.is_dirty() || record.spilled)
+                && self.is_within(&record, root)?
+            {
+                below.push((ino, why));
+            }
+        }
+        below.sort_unstable();
+        Ok(below)
+    }
+
+    /// Whether an inode is another one, or has a name below it here.
+    fn is_within(&self, record: &Record, above: Ino) -> Result<bool> {
+        if record.ino == above {
+            return Ok(true);
+        }
+        for link in &record.links {
+            let mut at = link.parent;
+            for _ in 0..MAX_PARENTS {
+                if at == above {
+                    return Ok(true);
+                }
+                let parent = if at == Ino::ROOT { None } else { self.known(at)? };
+                let Some(link) = parent.and_then(|parent| parent.links.first().cloned()) else {
+                    break;
+                };
+                at = link.parent;
+            }
+        }
+        Ok(false)
     }
 
     /// What the last pass of a sync left: bytes that are written though their file may change again

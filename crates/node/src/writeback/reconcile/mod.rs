@@ -44,6 +44,7 @@
 //! - No file of others is replaced or removed of which nobody here knew: whoever looked at a name may have
 //!   waited since, and what he looked at is looked for again where it goes (`tests/overtaken.rs`; in
 //!   `tests/interleaved.rs` a witness watches the whole store for it).
+//! - Nor is one moved: what was moved, linked or parked is looked at where it arrived (`moved.rs`).
 //! - What is changed under a known name is kept until names that nobody has looked at show it
 //!   (`Record::is_gone`).
 
@@ -56,6 +57,7 @@ mod conflict_places;
 mod data_side;
 mod drain;
 mod identity;
+mod moved;
 mod names;
 mod occupied;
 mod owned;

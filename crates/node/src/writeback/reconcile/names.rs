@@ -4,11 +4,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use forebay_meta::{Link, Links, Record};
-use forebay_store::backing::{Node as Special, RenameMode};
+use forebay_store::backing::{Known, Node as Special, RenameMode};
 use forebay_store::{Attributes, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
 
 use super::identity::{in_hand, is_pending, may_be_ours};
+use super::moved::Source;
 use super::occupied::Room;
 use super::owned::Owned;
 use super::refused::is_beyond_store;
@@ -234,18 +235,13 @@ impl Writeback {
         };
         let mode = self.how_to_move(from, replaced.as_mut())?;
         match self.rename_in_backing(work, from, to, &to_dir, mode) {
-            Ok(from_dir) => {
-                work.came(to, &to_dir);
-                work.went(from);
-                if let Some(from_dir) = from_dir {
-                    work.touched(from.parent, &from_dir);
-                }
+            Ok(moved) => {
                 if let Some((owned, mut other, _)) = replaced {
                     other.went(to);
                     other.went(from);
                     work.also(owned, other);
                 }
-                Ok(Step::Done)
+                self.look_at_moved(work, from, moved.as_ref(), (to, &to_dir))
             }
             Err(error) => match error.class() {
                 // Also if others have changed what was to be replaced.
@@ -306,7 +302,7 @@ impl Writeback {
         to: &Link,
         to_dir: &Dir,
         mode: RenameMode,
-    ) -> Result<Option<Dir>> {
+    ) -> Result<Option<Source>> {
         let itself = match work.record.is_directory() {
             true => self.backing_dir(work.ino()).ok(),
             false => None,
@@ -321,12 +317,13 @@ impl Writeback {
         }
         let from_dir = self.backing_dir(from.parent)?;
         changed.push((from.parent, &from_dir));
+        let held = self.hold_before_move(&from_dir, &from.name)?;
         fail_at!("node.reconcile.before_rename");
         self.own_change(&changed, || {
             Ok(self.backing.rename(&from_dir, os(&from.name), to_dir, os(&to.name), mode)?)
         })?;
         fail_at!("node.reconcile.after_rename");
-        Ok(Some(from_dir))
+        Ok(Some(Source { dir: from_dir, held }))
     }
 
     /// Adds a hard link.
@@ -344,8 +341,14 @@ impl Writeback {
             Room::Unreported => return Ok(Step::Again),
         }
         fail_at!("node.reconcile.before_link");
-        let made = self.own_change(&[(to.parent, &to_dir)], || {
-            Ok(self.backing.link(&dir, os(&name), &to_dir, os(&to.name))?)
+        // One handle for the look and the link: others may put another file under the name.
+        let made = self.backing.hold(&dir, os(&name)).map_err(NodeError::from).and_then(|object| {
+            if !self.has_at(work, (&object, b""))? {
+                return Err(rustix::io::Errno::NOENT.into());
+            }
+            self.own_change(&[(to.parent, &to_dir)], || {
+                Ok(self.backing.link(&object, OsStr::new(""), &to_dir, os(&to.name))?)
+            })
         });
         match made {
             Ok(()) => {
@@ -356,13 +359,10 @@ impl Writeback {
                 self.name_is_taken(work, to, &to_dir)
             }
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
-                // The name that it stood under was removed by others.
-                for link in work.record.backing.links.clone() {
-                    if self.look_at(&work.record, &link)?.is_none() {
-                        work.went(&link);
-                    }
-                }
-                if work.record.backing.links.is_empty() { Ok(Step::Done) } else { Err(error) }
+                // The name that it stood under was removed by others, or given to something else.
+                work.went(to);
+                self.forget_replaced_names(work)?;
+                if work.record.backing.links.is_empty() { Ok(Step::Again) } else { Err(error) }
             }
             Err(error) => {
                 if is_beyond_store(&error) {
@@ -383,8 +383,8 @@ impl Writeback {
         // A directory has one name, and stands where it should.
         if may_be_ours(&work.record, &found) && !work.record.is_directory() {
             fail_at!("node.reconcile.before_unlink");
-            let is_it = |now: &Fingerprint| found.same_inode(now);
-            self.unlink_if(link.parent, (&dir, &name), is_it)?;
+            let known = Known::Object(found.fingerprint());
+            self.unlink_if(link.parent, (&dir, &name), known)?;
             work.touched(link.parent, &dir);
         } else if !self.is_anothers(work, link, &found)? {
             work.foreign(link);
@@ -415,6 +415,9 @@ impl Writeback {
                 work.came(at, &dir);
                 work.made();
                 let found = self.backing.stat(&dir, os(&at.name))?;
+                if !self.is_as_made(&work.record, at, &dir, &found)? {
+                    return self.yield_name(work, at, &found);
+                }
                 let print = found.fingerprint();
                 work.print(print);
                 if work.record.is_directory() {
@@ -436,6 +439,27 @@ impl Writeback {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether what stands under a name looks like what was made there right now, and not like something
+    /// that others have put in its place.
+    fn is_as_made(
+        &self,
+        record: &Record,
+        at: &Link,
+        dir: &Dir,
+        found: &Attributes,
+    ) -> Result<bool> {
+        Ok(match record.attr.kind {
+            kind if kind != found.kind => false,
+            FileKind::Symlink => match self.backing.readlink(dir, os(&at.name)) {
+                // It is none any more.
+                Err(error) if error.errno() == libc::EINVAL => false,
+                target => Some(target?.as_bytes()) == record.target.as_deref(),
+            },
+            FileKind::CharDevice | FileKind::BlockDevice => found.rdev == record.attr.rdev,
+            _ => true,
+        })
     }
 
     /// Opens a directory that was made right now. By this handle it is known until it is reported:
@@ -529,14 +553,10 @@ impl Writeback {
             // It stands elsewhere too: a hard link of it, or an equal number by chance.
             return Ok(record.attr.kind == FileKind::Regular && found.nlink > 1);
         }
-        Ok(match record.attr.kind {
-            FileKind::Symlink => {
-                let target = self.backing.readlink(dir, os(&at.name))?;
-                Some(target.as_bytes()) == record.target.as_deref()
-            }
-            FileKind::Regular => !record.is_dirty() && found.size == 0,
-            _ => true,
-        })
+        match record.attr.kind {
+            FileKind::Regular => Ok(!record.is_dirty() && found.size == 0),
+            _ => self.is_as_made(record, at, dir, found),
+        }
     }
 
     /// Notes that the inode may be under `link` from now on. Who moves it there has the note durable
@@ -559,12 +579,15 @@ impl Writeback {
         match self.backing_place(record) {
             Ok((dir, name)) => match self.backing.stat(&dir, os(&name)) {
                 Ok(found) => {
-                    if let Some(link) = only.filter(|_| !may_be_ours(&work.record, &found))
-                        && self.is_anothers(work, &link, &found)?
-                    {
+                    if !may_be_ours(&work.record, &found) {
                         // It is not there, and what is must not be moved for it.
-                        work.went(&link);
-                        return Ok(());
+                        return match only {
+                            Some(link) if self.is_anothers(work, &link, &found)? => {
+                                work.went(&link);
+                                Ok(())
+                            }
+                            _ => self.forget_replaced_names(work),
+                        };
                     }
                     work.note_version(&found.fingerprint());
                 }
@@ -580,21 +603,27 @@ impl Writeback {
     /// After a move the change time is another one: the fingerprint follows if the version was the
     /// one that was known. Else the next open has to look.
     pub(super) fn look_after_move(&self, work: &mut Work<'_>) -> Result<()> {
-        if !work.moved || work.record.is_directory() {
+        if !work.moved || work.record.is_directory() || work.record.backing.links.is_empty() {
             return Ok(());
         }
-        let Some(known) = work.record.backing.fingerprint else {
+        if work.record.backing.fingerprint.is_none() {
             return Ok(());
-        };
+        }
         let (dir, name) = self.backing_place(&work.record)?;
         let found = self.backing.stat(&dir, os(&name))?.fingerprint();
-        if known.same_content(&found) {
-            work.note_change(&found);
+        self.note_after_move(work, &found);
+        Ok(())
+    }
+
+    /// That is what the object looks like after its names have changed.
+    pub(super) fn note_after_move(&self, work: &mut Work<'_>, found: &Fingerprint) {
+        let Some(known) = work.record.backing.fingerprint else { return };
+        if known.same_content(found) {
+            work.note_change(found);
         }
-        if known != found && !work.as_known {
+        if known != *found && !work.as_known {
             self.doubt_version(work.ino());
         }
-        Ok(())
     }
 }
 

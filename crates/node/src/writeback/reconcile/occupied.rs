@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_meta::{Link, Record};
+use forebay_store::backing::{Known, Removed};
 use forebay_store::{Attributes, Dir, ErrorClass};
 use forebay_types::{FileKind, Fingerprint, Ino};
 
@@ -146,15 +147,31 @@ impl Writeback {
         &self,
         parent: Ino,
         (dir, name): (&Dir, &[u8]),
-        is_it: impl Fn(&Fingerprint) -> bool,
+        known: Known,
     ) -> Result<()> {
-        let is_shared = self.config.coherence != Coherence::Exclusive;
-        self.own_change(&[(parent, dir)], || {
-            if is_shared && !is_it(&self.backing.stat(dir, os(name))?.fingerprint()) {
-                return Err(NodeError::Busy);
+        if self.config.coherence == Coherence::Exclusive {
+            let unlink = || Ok(self.backing.unlink(dir, os(name))?);
+            return self.own_change(&[(parent, dir)], unlink);
+        }
+        let remove = || Ok(self.backing.unlink_known(dir, os(name), &known)?);
+        let removed = self.own_change(&[(parent, dir)], remove)?;
+        self.after_removal_below(&Link::new(parent, name), removed)
+    }
+
+    /// # Errors
+    /// [`NodeError::Busy`] if something else stands under the name than what was to be removed.
+    pub(super) fn after_removal_below(&self, link: &Link, removed: Removed) -> Result<()> {
+        match removed {
+            Removed::Done => return Ok(()),
+            Removed::Other => {}
+            Removed::Kept(kept) => {
+                let kept = std::os::unix::ffi::OsStringExt::into_vec(kept.into_os_string());
+                self.remember(link, Some(kept), "removed here, replaced twice by others");
             }
-            Ok(self.backing.unlink(dir, os(name))?)
-        })
+        }
+        // It may have come and gone between two looks at its directory.
+        self.doubt_listing(link.parent)?;
+        Err(NodeError::Busy)
     }
 
     /// Takes the inode in hand out of a removed directory that stands where it is wanted: each would
@@ -221,7 +238,7 @@ impl Writeback {
         dir: &Dir,
         (owned, mut other, found): (Owned<'a>, Work<'a>, Fingerprint),
     ) -> Result<()> {
-        self.unlink_if(link.parent, (dir, &link.name), |now| now.same_content(&found))?;
+        self.unlink_if(link.parent, (dir, &link.name), Known::Version(found))?;
         other.went(link);
         // What is to take the name may fail: the removal is durable before it is reported all the same.
         other.touched(link.parent, dir);
@@ -254,6 +271,9 @@ impl Writeback {
         self.meta.sync()?;
         match self.backing.park_link(dir, os(&link.name), work.ino().0) {
             Ok(()) => {
+                if self.look_at_second_parked(work)? {
+                    return Err(NodeError::Busy);
+                }
                 work.came(&limbo, &self.backing_dir(LIMBO)?);
                 Ok(true)
             }
@@ -305,10 +325,13 @@ impl Writeback {
                     park()?;
                 } else {
                     // Of two names of one file the other one goes.
-                    self.unlink_if(link.parent, (dir, &link.name), |now| now.same_inode(&here))?;
+                    self.unlink_if(link.parent, (dir, &link.name), Known::Object(here))?;
                 }
             }
             parked => parked?,
+        }
+        if self.look_at_parked(work, (link, dir))? {
+            return Ok(());
         }
         work.went(link);
         work.came(&limbo, &self.backing_dir(LIMBO)?);

@@ -4,14 +4,16 @@ use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use forebay_meta::{Link, Record};
+use forebay_store::backing::{Known, Removed};
 use forebay_store::{Attributes, Dir, ErrorClass};
-use forebay_types::{FileKind, Fingerprint, Ino};
+use forebay_types::{FileKind, Ino};
 use std::ops::ControlFlow;
 
 use super::MAX_NESTED;
 use super::identity::{is_own, is_pending};
 use super::names::os;
 use super::work::{Step, Work};
+use crate::config::Coherence;
 use crate::error::{NodeError, Result};
 use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
@@ -51,11 +53,11 @@ impl Writeback {
                             // What is in it must be found.
                             let _kept = self.hold_made(work.ino(), &dir, &name, &found)?;
                         }
-                        self.remove_directory(work, &link, &dir, &name, depth)?;
+                        self.remove_directory(work, &link, (&dir, &name), &found, depth)?;
                         continue;
                     } else {
-                        let is_it = |now: &Fingerprint| found.fingerprint().same_content(now);
-                        self.unlink_if(link.parent, (&dir, &name), is_it)?;
+                        let known = Known::Version(found.fingerprint());
+                        self.unlink_if(link.parent, (&dir, &name), known)?;
                         work.touched(link.parent, &dir);
                     }
                     work.went(&link);
@@ -104,8 +106,8 @@ impl Writeback {
                 self.stays_for_others(work, &link, &found)?;
                 work.went(&link);
             } else if self.is_parked(work)? {
-                let is_it = |now: &Fingerprint| found.fingerprint().same_content(now);
-                self.unlink_if(link.parent, (&dir, &name), is_it)?;
+                let known = Known::Version(found.fingerprint());
+                self.unlink_if(link.parent, (&dir, &name), known)?;
                 work.touched(link.parent, &dir);
                 work.went(&link);
             } else {
@@ -156,19 +158,27 @@ impl Writeback {
         Ok(true)
     }
 
+    /// Removes the directory that was found under a name of a removed one, and no other that others have
+    /// put there since.
     fn remove_directory<'a>(
         &'a self,
         work: &mut Work<'a>,
         link: &Link,
-        dir: &Dir,
-        name: &[u8],
+        (dir, name): (&Dir, &[u8]),
+        found: &Attributes,
         depth: usize,
     ) -> Result<()> {
+        let known = found.fingerprint();
+        let rmdir = || match self.config.coherence {
+            Coherence::Exclusive => {
+                Ok(self.backing.rmdir(dir, os(name)).map(|()| Removed::Done)?)
+            }
+            _ => Ok(self.backing.rmdir_known(dir, os(name), &known)?),
+        };
         for _ in 0..3 {
-            let removed =
-                self.own_change(&[(link.parent, dir)], || Ok(self.backing.rmdir(dir, os(name))?));
-            match removed {
-                Ok(()) => {
+            match self.own_change(&[(link.parent, dir)], rmdir) {
+                Ok(removed) => {
+                    self.after_removal_below(link, removed)?;
                     self.drop_handle(work.ino());
                     work.touched(link.parent, dir);
                     work.went(link);

@@ -49,7 +49,7 @@ fn begin(role: &'static str, trace: &Arc<Trace>) {
 
 /// Whether one run was asked for, to be looked at.
 fn is_one_seed() -> bool {
-    std::env::var_os("FOREBAY_MODEL_SEED").is_some()
+    std::env::var_os("FOREBAY_SEED").is_some()
 }
 
 /// Has what the code says of itself told among the steps.
@@ -314,7 +314,7 @@ fn run(seed: u64, scene: &Scene) {
         for line in &*trace.0.lock() {
             eprintln!("{line}");
         }
-        eprintln!("seed {seed} failed");
+        eprintln!("seed {seed} failed; it alone, with all its steps: FOREBAY_SEED={seed}");
         std::panic::resume_unwind(panic);
     }
 }
@@ -622,11 +622,11 @@ fn act(seed: u64, scene: &Scene, trace: &Arc<Trace>) {
     world.end(&node);
 }
 
-/// The seeds of a test: `FOREBAY_MODEL_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 24 (the
+/// The seeds of a test: `FOREBAY_SEED` alone, or `FOREBAY_MODEL_CASES` of them, else 24 (the
 /// tests that take long run many more: xtask/src/test/slow.rs), from `FOREBAY_MODEL_FIRST` on.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    match number("FOREBAY_MODEL_SEED") {
+    match number("FOREBAY_SEED") {
         Some(seed) => seed..seed + 1,
         None => {
             let first = number("FOREBAY_MODEL_FIRST").unwrap_or(0);

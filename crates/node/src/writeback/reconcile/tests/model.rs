@@ -287,8 +287,25 @@ fn cases() -> u32 {
     std::env::var("FOREBAY_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(48)
 }
 
+/// The seed of a test, which is told when it fails: `FOREBAY_SEED`, else another one each time.
+fn seed() -> proptest::test_runner::RngSeed {
+    let given = std::env::var("FOREBAY_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| {
+        use std::hash::BuildHasher;
+        std::hash::RandomState::new().hash_one(std::process::id())
+    });
+    eprintln!("these operations again: FOREBAY_SEED={seed}");
+    proptest::test_runner::RngSeed::Fixed(seed)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        max_shrink_iters: 60,
+        failure_persistence: None,
+        rng_seed: seed(),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn random_operations_without_faults_when_drained_then_nothing_conflicts(
