@@ -204,7 +204,10 @@ impl Residency {
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
+        // The kernel has none of which only a part is here, and what is written there without a word in the map
+        // is nowhere. Whoever has it open looks at it for a moment.
         if let Some(place) = &location.place
+            && place.is_marked_whole()
             && self.is_read_by_the_kernel(file, place)
         {
             return self.write_under_readers(file, place, offset, data);
