@@ -111,6 +111,8 @@ impl Node {
             self.meta.sync()?;
             self.note_running()?;
         }
+        // Or the next start after a crash of the machine would see the clean end of this one.
+        self.forget_clean_end(&trusted)?;
         tracing::info!(
             objects = recovered.objects,
             dirty = recovered.dirty,
@@ -156,11 +158,6 @@ impl Node {
         }
         if trusted.may_be_noted_at_once() {
             self.note_running()?;
-        }
-        if trusted.ended {
-            // Or the next start after a crash of the machine would see the clean end of this one.
-            std::fs::remove_file(self.state_dir.join(CLEAN_END))?;
-            std::fs::File::open(&self.state_dir)?.sync_all()?;
         }
         Ok(trusted)
     }
