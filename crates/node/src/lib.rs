@@ -43,6 +43,7 @@ mod residency;
 mod seams;
 mod serving;
 mod stat;
+mod state_files;
 mod stream;
 mod trace;
 mod waits;

@@ -582,3 +582,34 @@ fn attributes_of_a_file_that_is_written_while_a_slow_store_gets_it_then_are_not_
         rig.node().release(fh);
     }
 }
+
+/// Whoever looks at an object for a moment is taken for a mapping of it. What is written then must not go
+/// where the map says that nothing is.
+#[test]
+fn write_for_which_no_tier_has_room_when_somebody_looks_at_the_part_that_is_here_then_it_is_there()
+{
+    let rig = PassingRig::passing(Rig::small(MIB), Passthrough::Read);
+    let mut bytes = noise(1, 700 * KIB);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    let mut part = vec![0; 1000];
+    rig.node().read(&CONTEXT, fh, 0, &mut part).unwrap();
+    rig.write(fh, 0, &noise(2, 100_000));
+    bytes[..100_000].copy_from_slice(&noise(2, 100_000));
+    rig.put("other", &noise(4, 600 * KIB));
+    let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+    let files = fans.flat_map(|fan| std::fs::read_dir(fan.unwrap().path()).unwrap());
+    let paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    let has_map = paths.iter().any(|path| path.extension().is_some_and(|end| end == "map"));
+    assert!(has_map, "it is not here in part: {paths:?}");
+    let looks: Vec<_> = paths.iter().map(|path| std::fs::File::open(path).unwrap()).collect();
+    for (at, piece) in (100_000..).step_by(100_000).zip(noise(3, 600_000).chunks(100_000)) {
+        rig.write(fh, at, piece);
+        bytes[at as usize..at as usize + piece.len()].copy_from_slice(piece);
+    }
+    rig::same(&rig.read_all(fh), &bytes, "read");
+    drop(looks);
+    rig.node().release(fh);
+    rig.drain();
+    rig::same(&rig.plain("file"), &bytes, "below");
+}

@@ -26,6 +26,7 @@ use crate::residency::inode_alias::{Use as Shown, object_id};
 use crate::residency::residents::Resident;
 use crate::residency::synced::CLEAN_END;
 use crate::serving::Serve;
+use crate::state_files;
 
 impl Node {
     /// Brings all work of the node's own to rest; requests are served on. [`Node::go_on`] takes it
@@ -228,7 +229,9 @@ impl Node {
     pub(crate) fn resume(&self, handed_over: &HandOverState) -> Result<()> {
         let open = handed_over.open_inodes();
         if handed_over.at_rest {
-            self.forget_clean_end()?;
+            // A successor that failed may have left it (older versions do), and a start after a power cut
+            // would believe it.
+            state_files::remove(&self.state_dir, CLEAN_END)?;
             self.release_orphans(&open)?;
             self.residency.troubles.set_lost(handed_over.lost.iter().copied());
             self.residency.count_set_aside();
@@ -281,16 +284,6 @@ impl Node {
             }
         }
         Ok(())
-    }
-
-    /// A successor that failed may have left the note of a clean end (older versions do), which a start
-    /// after a power cut would believe.
-    fn forget_clean_end(&self) -> Result<()> {
-        match std::fs::remove_file(self.state_dir.join(CLEAN_END)) {
-            Ok(()) => Ok(std::fs::File::open(&self.state_dir)?.sync_all()?),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error.into()),
-        }
     }
 
     fn take_over_object(&self, object: &ResidentObject) -> Result<()> {

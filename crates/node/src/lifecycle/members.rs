@@ -6,9 +6,7 @@
 //! Nothing of that matters once all is written back, which every copy says of the last end.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -212,17 +210,7 @@ impl Members {
 
     /// Replaces the file, durably.
     fn write(&self, dir: &Path) -> std::io::Result<()> {
-        let (path, new) = (dir.join(FILE), dir.join("members.new"));
-        match std::fs::remove_file(&new) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(&self.encode_file())?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)?;
-        std::fs::File::open(dir)?.sync_all()
+        crate::state_files::replace(dir, FILE, &self.encode_file())
     }
 
     fn names(&self) -> String {

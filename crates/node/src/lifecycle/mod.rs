@@ -52,3 +52,4 @@ mod recover_tests;
 pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod trust;
+pub(crate) mod which_counts;

@@ -13,6 +13,7 @@ use crate::cluster::Cluster;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::lifecycle::trust::{Trust, Trusted};
+use crate::lifecycle::which_counts::Standing;
 use crate::node::Node;
 use crate::residency::aside::Evidence;
 use crate::residency::doubt;
@@ -110,6 +111,8 @@ impl Node {
             self.meta.sync()?;
             self.note_running()?;
         }
+        // Or the next start after a crash of the machine would see the clean end of this one.
+        self.forget_clean_end(&trusted)?;
         tracing::info!(
             objects = recovered.objects,
             dirty = recovered.dirty,
@@ -155,11 +158,6 @@ impl Node {
         }
         if trusted.may_be_noted_at_once() {
             self.note_running()?;
-        }
-        if trusted.ended {
-            // Or the next start after a crash of the machine would see the clean end of this one.
-            std::fs::remove_file(self.state_dir.join(CLEAN_END))?;
-            std::fs::File::open(&self.state_dir)?.sync_all()?;
         }
         Ok(trusted)
     }
@@ -218,6 +216,7 @@ impl Node {
         let slot = &self.residency.tiers[index];
         let mut failed = None;
         slot.tier.list(&mut |ino, header| {
+            let may_be_dirty = header.as_ref().map_or(true, |header| header.dirty);
             match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
                 Ok(Fate::Resident(resident)) => {
                     self.residency.found_on_tier(Ino(ino), resident);
@@ -226,11 +225,7 @@ impl Node {
                 }
                 Ok(Fate::Removed) => {
                     recovered.removed += 1;
-                    if let Err(error) = slot.tier.remove(ino)
-                        && error.class() != ErrorClass::NotFound
-                    {
-                        tracing::warn!(ino, %error, "can't remove an object");
-                    }
+                    self.remove_found(index, Ino(ino), may_be_dirty);
                 }
                 Ok(Fate::SetAside(why)) => {
                     recovered.set_aside += 1;
@@ -246,6 +241,20 @@ impl Node {
         failed.map_or(Ok(()), Err)
     }
 
+    /// An object that nobody needs goes. One that its tier keeps would be looked at again by the next start,
+    /// which may not know any more what is known now.
+    fn remove_found(&self, index: usize, ino: Ino, may_be_dirty: bool) {
+        let tier = u8::try_from(index).unwrap_or(u8::MAX);
+        let is_known = self.residency.is_known_left_behind(index, ino, None);
+        let removed = match may_be_dirty || is_known {
+            true => self.residency.give_up_object(tier, ino),
+            false => self.residency.remove_object(tier, ino),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%ino, %error, "can't remove an object");
+        }
+    }
+
     /// One object: what it is to the namespace, and what becomes of it.
     fn fate_of_object(
         &self,
@@ -256,15 +265,13 @@ impl Node {
         evidence: &mut Evidence,
     ) -> Result<Fate> {
         let tier = &*self.residency.tiers[index].tier;
+        if self.residency.is_known_left_behind(index, ino, header.as_ref().ok()) {
+            return Ok(Fate::Removed);
+        }
         let header = match header {
             Ok(header) => header,
             Err(error) => return self.fate_without_header(index, ino, &error, evidence),
         };
-        if self.residency.residents.get(ino.0).is_some() || self.is_left_behind(index, ino, &header)
-        {
-            // Moved between tiers, and the daemon ended before the old one was removed.
-            return Ok(Fate::Removed);
-        }
         let record = match self.meta.get(ino) {
             Ok(record) if !is_removed(&record) => record,
             Err(forebay_meta::Error::Stale(_))
@@ -276,6 +283,17 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         let record = self.residency.as_seen_here(&record);
+        let standing = self.standing(index, &header, &record)?;
+        let has_one = self.residency.residents.get(ino.0).is_some();
+        match standing {
+            // Moved between tiers, and the daemon ended before the old one was removed.
+            Standing::Older => return Ok(Fate::Removed),
+            Standing::Counts if has_one && !header.dirty => return Ok(Fate::Removed),
+            Standing::Counts if !has_one => {}
+            Standing::Doubtful | Standing::Counts => {
+                return Ok(Fate::SetAside("another object of its file counts".into()));
+            }
+        }
         let looked = match look_at(tier, ino, &header, trust) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
@@ -301,22 +319,6 @@ impl Node {
             return self.unusable(index, &record, "its end is missing".into(), evidence);
         }
         self.fate_of_sound_object(index, &record, &header, looked, trust)
-    }
-
-    /// Whether another tier has what an object has become: it was moved there, completely, and what was
-    /// done to the file since was done there. A move that ended early, or whose last step a power cut
-    /// has undone, leaves both.
-    pub(crate) fn is_left_behind(&self, index: usize, ino: Ino, header: &Header) -> bool {
-        let others = self.residency.tiers.iter().enumerate().filter(|(other, _)| *other != index);
-        others.map(|(_, slot)| &slot.tier).any(|tier| {
-            let Ok(other) = tier.open(ino.0).and_then(|object| object.header()) else {
-                return false;
-            };
-            // Of a dirty object and a clean one the backing store tells which is older.
-            other.moves > header.moves
-                && (other.dirty || !header.dirty)
-                && (other.whole || matches!(tier.open_map(ino.0, Believed::Synced), Ok(Some(_))))
-        })
     }
 
     /// An object whose header can't be read is nobody's if it is empty: its creation was cut short.
@@ -435,6 +437,9 @@ impl Node {
                     self.residency.follow_version(ino, base, true)?;
                     current = Some(base);
                 }
+                (None, _) if trust.unsynced && self.is_from_before_its_spill(record, header)? => {
+                    return Ok(Fate::Removed);
+                }
                 // Fetched again, and not even whole: nothing in it is newer than what is below, and
                 // its length is not the file's.
                 (None, _) if !header.whole && !trust.unsynced => return Ok(Fate::Removed),
@@ -482,6 +487,13 @@ impl Node {
             }
         }
         Ok(Fate::Resident(Resident { tier, whole: header.whole, dirty, charged }))
+    }
+
+    /// Whether the file of a clean object was written past the tiers since: the object was left, and nobody has
+    /// noted that.
+    fn is_from_before_its_spill(&self, record: &Record, header: &Header) -> Result<bool> {
+        let spilled = record.spilled && !header.spilled;
+        Ok(spilled && self.backing.open_spill(record.ino.0)?.is_some())
     }
 
     /// What stands under a name of a file, as far as that can be seen before the backlog has begun. In a

@@ -28,6 +28,7 @@ use crate::lifecycle::members::{self, Expected};
 use crate::lifecycle::{admission, former};
 use crate::node::{METADATA, Node, OptionalParts, owner_of};
 use crate::pool::Pool;
+use crate::residency::left_behind::LeftBehind;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};
 use crate::residency::{Decider, Given, Residency, TierSlot};
@@ -242,12 +243,10 @@ impl Node {
             Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
         let event_log = config.event_log.as_deref();
         let event_log = event_log.map(|path| EventLog::create(path, &decisions)).transpose()?;
-        let streams = config.streams.as_ref();
-        let streams =
-            streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
-        let streams = streams.transpose()?;
+        let streams = start_streams(&config)?;
         let slow = Arc::new(Pool::new(config.slow_threads, 4096));
         let reconciler = Reconciler::load(&state_dir);
+        let left_behind = LeftBehind::load(&state_dir)?;
         let defects = Arc::new(Defects::known_from(handed_over.map_or(&[], |left| &left.defects)));
         let (config, meta) = (Arc::new(config), Arc::new(meta));
         Ok(Arc::new_cyclic(|this: &Weak<Node>| {
@@ -259,6 +258,7 @@ impl Node {
                     slow,
                     defects,
                     state_dir,
+                    left_behind,
                     peers: match cluster {
                         Some(cluster) => Box::new(Others(cluster.clone())),
                         None => Box::new(NoPeers),
@@ -415,6 +415,13 @@ fn open_meta(dir: &Path) -> Result<MetaStore> {
     let engine =
         Embedded::open(dir, &EmbeddedOptions::default()).map_err(forebay_meta::Error::from)?;
     Ok(MetaStore::open(Box::new(engine), &Options::default())?)
+}
+
+fn start_streams(config: &NodeConfig) -> Result<Option<Arc<Streams>>> {
+    let streams = config.streams.as_ref();
+    let streams =
+        streams.map(|streams| Streams::start(streams, &config.backing, config.extent_bytes));
+    streams.transpose()
 }
 
 /// A tier belongs to one backing store: with another one under it, names would be mixed up.

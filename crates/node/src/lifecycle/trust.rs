@@ -10,6 +10,11 @@
 //!   container that is started anew has mounts of its own, and its devices were never away: there a
 //!   device that was is not noticed.
 //! - The maps are told before the start that believes less is noted (`recover.rs`).
+//! - The note of an end in order is durable when that end is, and stays until what it vouches for says so by
+//!   itself, durably: a start that is cut short is followed by one that believes the same
+//!   (`tests/half_a_start.rs`).
+//! - A note is there as a whole or as it was before (`state_files.rs`). Of one that is cut short, as older
+//!   versions may leave it, what is not there says nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -21,6 +26,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use crate::error::Result;
 use crate::node::Node;
 use crate::residency::synced::{CLEAN_END, RUNNING, SETTLED, SPILLS, boot_id};
+use crate::state_files;
 
 /// The shortest time that a spill area gets to become durable at the end.
 const SPILLS_SYNCED_WITHIN: Duration = Duration::from_secs(5);
@@ -102,7 +108,8 @@ impl Places<'_> {
         // The boot alone is what older versions noted.
         let noted = noted.unwrap_or_default();
         let was = |name: &str| {
-            let mut lines = noted.lines().filter_map(|line| line.rsplit_once(' '));
+            let whole = noted.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+            let mut lines = whole.filter_map(|line| line.rsplit_once(' '));
             lines.find(|(of, _)| *of == name).and_then(|(_, number)| number.parse::<u64>().ok())
         };
         let mounts = self.mounts();
@@ -174,7 +181,7 @@ impl Trusted {
     /// Whether it may be noted that a daemon works here before all is read: the next start believes no
     /// more for that.
     pub(crate) fn may_be_noted_at_once(&self) -> bool {
-        self.ended || self.all_tiers() && self.spills.unsynced
+        self.all_tiers() && self.spills.unsynced
     }
 }
 
@@ -197,13 +204,38 @@ impl Node {
 
     /// Notes in which boot, and over which mounts, a daemon works on the tiers.
     pub(crate) fn note_running(&self) -> Result<()> {
-        let running = self.state_dir.join(RUNNING);
-        if let Err(error) = std::fs::write(&running, self.places().note()) {
-            // Without room for it: the next start trusts nothing that was not synced.
-            tracing::warn!(%error, "can't note the boot");
-            drop(std::fs::remove_file(&running));
+        let note = self.places().note();
+        if std::fs::read(self.state_dir.join(RUNNING)).is_ok_and(|now| now == note.as_bytes()) {
+            return Ok(std::fs::File::open(&self.state_dir)?.sync_all()?);
         }
-        Ok(std::fs::File::open(&self.state_dir)?.sync_all()?)
+        let Err(error) = state_files::replace(&self.state_dir, RUNNING, note.as_bytes()) else {
+            return Ok(());
+        };
+        // Without room for it: the next start trusts nothing that was not synced. What is noted of another
+        // run of the machine, or of other mounts, says no more than that.
+        tracing::warn!(%error, "can't note the boot");
+        Ok(())
+    }
+
+    /// All that lies on the tiers and in spill files was durable when the last daemon ended: the maps say so
+    /// from here on, and what is done now need not be.
+    pub(crate) fn forget_clean_end(&self, trusted: &Trusted) -> Result<()> {
+        if trusted.ended {
+            for slot in &self.residency.tiers {
+                if let Err(error) = slot.tier.sync() {
+                    tracing::warn!(
+                        %error,
+                        tier = %slot.tier.path().display(),
+                        "a tier can't be synced: what no program has synced there may be lost if the \
+                         machine goes down"
+                    );
+                }
+            }
+            if trusted.spills.durable {
+                self.sync_spills(Instant::now());
+            }
+        }
+        Ok(state_files::remove(&self.state_dir, CLEAN_END)?)
     }
 
     /// The next start may trust all that lies on the tiers; also the lengths of objects, if all files
@@ -215,7 +247,7 @@ impl Node {
         let settled_word = if settled { SETTLED } else { "" };
         let spills_word = if settled && self.sync_spills(until) { SPILLS } else { "" };
         let said = format!("{settled_word} {spills_word}");
-        Ok(std::fs::write(self.state_dir.join(CLEAN_END), said.trim())?)
+        Ok(state_files::replace(&self.state_dir, CLEAN_END, said.trim().as_bytes())?)
     }
 
     /// Makes durable what is in spill files; false if that is not so in time.

@@ -209,8 +209,7 @@ impl Residency {
             place.object.set_len(0)?;
             if let Err(error) = self.mark_dirty(file, place) {
                 if !place.is_dirty() {
-                    let tier = &self.tiers[usize::from(place.tier)].tier;
-                    drop(tier.remove(file.ino.0));
+                    self.give_up_object(place.tier, file.ino)?;
                     self.forget_resident(file.ino, location.place.take().as_ref());
                 }
                 return Err(error);

@@ -478,15 +478,12 @@ impl Residency {
         self.note_removed(ino);
         fail::fail_point!("node.discard.before_object");
         if let Some(resident) = self.residents.get(ino.0) {
-            let tier = &self.tiers[usize::from(resident.tier)].tier;
-            if let Err(error) = tier.remove(ino.0)
-                && error.class() != ErrorClass::NotFound
-            {
+            if let Err(error) = self.give_up_object(resident.tier, ino) {
                 tracing::warn!(
                     %ino,
                     %error,
-                    "can't remove the object of a removed file from its tier; the next start tries \
-                     again"
+                    "can't remove the object of a removed file from its tier, nor note that: the next \
+                     start tries again"
                 );
             }
             self.forget_resident(ino, place.as_ref());
@@ -517,9 +514,13 @@ impl Residency {
         let place = location.place.take();
         location.base = Underlay::backing();
         location.loaded = true;
-        let tier = &self.tiers[usize::from(resident.tier)].tier;
-        if let Err(error) = tier.remove(ino.0) {
-            tracing::debug!(%ino, %error, "a stale copy was gone already");
+        if let Err(error) = self.give_up_object(resident.tier, ino) {
+            tracing::warn!(
+                %ino,
+                %error,
+                "can't remove a stale copy from its tier, nor note that it is stale: nothing is written \
+                 to its file before that can be done"
+            );
         }
         self.forget_resident(ino, place.as_ref());
     }

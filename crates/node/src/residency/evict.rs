@@ -157,9 +157,8 @@ impl Residency {
         if !unused {
             return Ok(false);
         }
-        if !self.remove_left_behind(ino) {
-            return Ok(false);
-        }
+        self.remove_left_behind_of(ino);
+        self.keep_out_left_behind(ino)?;
         fail_at!("node.evict.before_remove");
         self.remove_object(tier, ino)?;
         fail_at!("node.evict.after_remove");
@@ -319,17 +318,6 @@ impl Residency {
         Ok(())
     }
 
-    /// Removes what could not be removed when a file was moved; false if that can't be done either. It may
-    /// be dirty, and would count at the next start if it were all that there is of the file.
-    fn remove_left_behind(&self, ino: Ino) -> bool {
-        let Some(tier) = self.left_behind.lock().get(&ino.0).copied() else { return true };
-        let removed = self.remove_object(tier, ino).is_ok();
-        if removed {
-            self.left_behind.lock().remove(&ino.0);
-        }
-        removed
-    }
-
     fn remove_moved(&self, ino: Ino, from: u8) -> Result<()> {
         fail_at!("node.move.before_remove");
         Ok(self.tiers[usize::from(from)].tier.remove(ino.0)?)
@@ -345,17 +333,13 @@ impl Residency {
             Ok(()) => Ok(true),
             Err(NodeError::Store(error)) if error.class() == ErrorClass::NotFound => Ok(false),
             Err(error) => {
-                tracing::warn!(
-                    %ino,
-                    %error,
-                    "an object was moved to another tier and can't be removed where it was; it does \
-                     not count any more"
-                );
                 // The new header may be there all the same.
                 let header = copy.header()?;
                 copy.set_header(&Header { moves: header.moves + 2, ..header })?;
                 copy.sync(false)?;
-                self.left_behind.lock().insert(ino.0, place.tier);
+                if let Err(error) = self.leave_behind(place.tier, ino, &error) {
+                    tracing::warn!(%ino, %error, "nor can that be noted");
+                }
                 Ok(false)
             }
         }
@@ -378,15 +362,9 @@ impl Residency {
 
     fn drop_moved_copy(&self, ino: Ino, to: u8) {
         let tier = &self.tiers[usize::from(to)].tier;
-        let Err(error) = tier.remove(ino.0) else { return };
-        if error.class() == ErrorClass::NotFound {
+        if self.give_up_object(to, ino).is_ok() {
             return;
         }
-        tracing::warn!(
-            %ino,
-            %error,
-            "what a failed move left on another tier can't be removed; it does not count any more"
-        );
         // Nor when the object is gone: as one that was begun and never counted.
         let begun = tier.open(ino.0).and_then(|object| {
             let header = object.header()?;

@@ -195,7 +195,8 @@ impl Residency {
             || file.writes.load(Ordering::Acquire) != seen
             || !now.is_ok_and(|now| same(&now));
         if overtaken {
-            return self.abandon(file.ino, &place, location.place.is_none()).map(|()| false);
+            let here = location.place.as_ref().map(|now| now.tier);
+            return self.abandon(file.ino, &place, here).map(|()| false);
         }
         self.set_resident(file.ino, &place);
         self.announce_resident(file.ino, &place);
@@ -210,12 +211,14 @@ impl Residency {
                 && self.take_room(tier, bytes)
     }
 
-    /// Gives an object up that was made for a file which was written meanwhile.
-    fn abandon(&self, ino: Ino, place: &TierObject, remove: bool) -> Result<()> {
-        let slot = &self.tiers[usize::from(place.tier)];
-        slot.room.give(place.charge.bytes());
-        if remove {
-            slot.tier.remove(ino.0)?;
+    /// Gives an object up that was made for a file which was written meanwhile, and may have one by now, on
+    /// the same tier in its place.
+    fn abandon(&self, ino: Ino, place: &TierObject, now: Option<u8>) -> Result<()> {
+        self.tiers[usize::from(place.tier)].room.give(place.charge.bytes());
+        if now != Some(place.tier) {
+            self.give_up_object(place.tier, ino)?;
+        }
+        if now.is_none() {
             self.decide(Event::Removed { object: ino });
         }
         Ok(())
@@ -282,8 +285,12 @@ impl Residency {
             }
             failed => {
                 slot.room.give(charge);
-                drop(slot.tier.remove(ino));
+                self.give_up_object(tier, file.ino)?;
                 match failed {
+                    // It is served without the tier as long as that keeps an older one.
+                    Err(_) if self.is_known_left_behind(usize::from(tier), file.ino, None) => {
+                        Ok(None)
+                    }
                     Err(crate::NodeError::Store(error)) if no_room(&error) => Ok(None),
                     Err(crate::NodeError::Store(error)) if error.class() == ErrorClass::Stale => {
                         Ok(None)
@@ -301,6 +308,10 @@ impl Residency {
         ino: u64,
         header: &forebay_store::Header,
     ) -> Result<Arc<dyn Object>> {
+        self.clear_left_behind(tier, Ino(ino))?;
+        if header.dirty {
+            self.keep_out_left_behind(Ino(ino))?;
+        }
         let tier = &self.tiers[usize::from(tier)].tier;
         // A map that outlived its object: it would say of this one what is there.
         tier.remove_map(ino)?;
@@ -350,6 +361,7 @@ impl Residency {
         }
         let made = (|| -> Result<TierObject> {
             let header = self.header_for(record, false, false);
+            self.clear_left_behind(tier, file.ino)?;
             match slot.tier.remove(file.ino.0) {
                 Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
                 // The rest of a fetch that failed, or nothing.
@@ -369,9 +381,10 @@ impl Residency {
             Err(error) => {
                 slot.room.give(charge);
                 self.decide(Event::Removed { object: file.ino });
+                self.give_up_object(tier, file.ino)?;
                 drop(slot.tier.remove_map(file.ino.0));
-                drop(slot.tier.remove(file.ino.0));
                 return match error {
+                    _ if self.is_known_left_behind(usize::from(tier), file.ino, None) => Ok(()),
                     crate::NodeError::Store(error) if no_room(&error) => Ok(()),
                     other => Err(other),
                 };

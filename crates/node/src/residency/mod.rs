@@ -16,7 +16,8 @@
 //! - `unwritten.rs`: what proves that a file is clean; `unsettled.rs`: closed files whose records do not
 //!   say yet what was written; `synced.rs`: what is durable;
 //!   `failed_syncs.rs`: what a device has not written; `doubt.rs`, `aside.rs`: what is damaged, and
-//!   what can't be used and must not be thrown away; `failed.rs`: tiers that fail.
+//!   what can't be used and must not be thrown away; `failed.rs`: tiers that fail; `left_behind.rs`: what
+//!   a tier does not give up.
 //! - `inode_alias.rs`: what the kernel has open of a file; `published_spill.rs`: spill files that a
 //!   daemon published right before it died; `removals.rs`, `access.rs`: what follows a removal or a
 //!   read and nobody waits for.
@@ -76,6 +77,7 @@ pub(crate) mod failed_syncs;
 pub(crate) mod fetch;
 pub(crate) mod files;
 pub(crate) mod inode_alias;
+pub(crate) mod left_behind;
 pub(crate) mod overlay;
 pub(crate) mod prefetch;
 mod published_spill;
@@ -141,8 +143,8 @@ pub struct Residency {
     /// What was set aside, and what is lost.
     pub(crate) troubles: aside::Troubles,
     pub(crate) removals: removals::Removals,
-    /// Objects that were moved and could not be removed where they were: inode numbers, and the tiers.
-    left_behind: Mutex<std::collections::HashMap<u64, u8>>,
+    /// Objects that count no more and could not be removed.
+    left_behind: left_behind::LeftBehind,
     pub(crate) failed_syncs: failed_syncs::FailedSyncs,
     pub(crate) unsettled: unsettled::Unsettled,
     pub(crate) accesses: access::Accesses,
@@ -168,6 +170,7 @@ pub(crate) struct Given {
     pub(crate) slow: Arc<Pool>,
     pub(crate) defects: Arc<Defects>,
     pub(crate) state_dir: PathBuf,
+    pub(crate) left_behind: left_behind::LeftBehind,
     pub(crate) peers: Box<dyn seams::Peers>,
     pub(crate) above: Box<dyn seams::AboveResidency>,
     pub(crate) cold: Option<Arc<dyn seams::ColdReads>>,
@@ -210,7 +213,7 @@ impl Residency {
             residents: Default::default(),
             troubles: Default::default(),
             removals: Default::default(),
-            left_behind: Default::default(),
+            left_behind: given.left_behind,
             accesses: Default::default(),
             spills_noted: AtomicBool::new(spills_noted),
             steward: Mutex::new(steward),

@@ -88,6 +88,7 @@ impl Residency {
         let (ino, len) = (record.ino.0, old.len()?);
         let mut fresh = Header { ino, whole: false, dirty: false, ..header.clone() };
         drop(tier.remove(ino));
+        self.forget_left_behind_on(tier, record.ino)?;
         let object = tier.create(ino, &fresh)?;
         let limits = Limits::plain(Priority::Rebalance);
         copy::copy_range(old, &*object, 0..len, &limits, &Cancel::default())?;

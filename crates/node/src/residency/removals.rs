@@ -259,12 +259,13 @@ impl Residency {
         Ok(self.meta.sync()?)
     }
 
-    /// Removes files of the daemon's own that the backing store did not give up before.
+    /// Removes what the backing store, or a tier, did not give up before.
     pub(crate) fn remove_strays(&self) {
         match self.backing.remove_strays() {
             Ok(cleaned) => tell_displaced(&cleaned.kept),
             Err(error) => tracing::debug!(%error, "what is left in the private area goes later"),
         }
+        self.remove_left_behind();
     }
 
     fn attend_to_removals(&self) {

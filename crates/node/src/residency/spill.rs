@@ -55,11 +55,12 @@ impl Residency {
                 Ok(object) => object,
                 Err(error) => {
                     slot.room.give(BEGIN);
-                    // The rest of an object without a header is nothing.
-                    drop(slot.tier.remove(file.ino.0));
+                    self.give_up_object(tier, file.ino)?;
                     let failed = matches!(&error, crate::error::NodeError::Store(error)
                         if self.is_tiers_failure(tier, error));
-                    if is_no_room(&error) || failed {
+                    // Nor does one that keeps an older object of the file take a new one.
+                    let kept = self.is_known_left_behind(index, file.ino, None);
+                    if is_no_room(&error) || failed || kept {
                         continue;
                     }
                     return Err(error);
@@ -204,7 +205,10 @@ impl Residency {
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
+        // The kernel has none of which only a part is here, and what is written there without a word in the map
+        // is nowhere. Whoever has it open looks at it for a moment.
         if let Some(place) = &location.place
+            && place.is_marked_whole()
             && self.is_read_by_the_kernel(file, place)
         {
             return self.write_under_readers(file, place, offset, data);
@@ -432,6 +436,9 @@ impl Residency {
         file: &File,
         location: &mut DataLocation,
     ) -> Result<Arc<Spill>> {
+        if !location.is_spilled() {
+            self.keep_out_left_behind(file.ino)?;
+        }
         let over = match &location.base {
             Underlay::Spill(spill) => return Ok(spill.clone()),
             Underlay::Zeros => None,

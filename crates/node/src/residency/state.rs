@@ -75,6 +75,7 @@ impl Residency {
         if place.is_dirty() {
             return Ok(());
         }
+        self.keep_out_left_behind(file.ino)?;
         let record = self.meta.get(file.ino)?;
         if Self::needs_sync_to_change(place) {
             self.write_clean_again(file, place)?;

@@ -26,10 +26,9 @@ impl Residency {
     /// Drops the clean copy of a file, and where its bytes were read: programs that have it open go on with
     /// the version that counts now. The caller has seen that nothing is changed here.
     pub(crate) fn forget_copy(&self, file: &File, location: &mut DataLocation) -> Result<()> {
-        let place = location.place.take();
         if let Some(resident) = self.residents.get(file.ino.0) {
-            self.remove_object(resident.tier, file.ino)?;
-            self.forget_resident(file.ino, place.as_ref());
+            self.give_up_object(resident.tier, file.ino)?;
+            self.forget_resident(file.ino, location.place.take().as_ref());
         }
         if std::mem::take(&mut location.loaded) {
             self.look_up(file, location)?;
@@ -50,7 +49,7 @@ impl Residency {
         let Some(resident) = self.residents.get(file.ino.0) else { return Ok(None) };
         let kept = match resident.dirty {
             true => Some(aside(resident.tier)?),
-            false => self.remove_object(resident.tier, file.ino).map(|()| None)?,
+            false => self.give_up_object(resident.tier, file.ino).map(|()| None)?,
         };
         self.forget_resident(file.ino, place.as_ref());
         Ok(kept)
@@ -66,6 +65,8 @@ impl Residency {
         charged: u64,
     ) -> Result<Resident> {
         let (ino, slot) = (record.ino, &self.tiers[usize::from(tier)]);
+        self.clear_left_behind(tier, ino)?;
+        self.keep_out_left_behind(ino)?;
         let object = slot.tier.adopt(ino.0, path, &self.header_for(record, true, true))?;
         object.set_times(None, Some(record.attr.mtime))?;
         slot.tier.sync_dir(ino.0)?;

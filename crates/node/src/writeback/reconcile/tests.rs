@@ -90,6 +90,8 @@ fn node_on(
             backing,
             defects: Arc::new(crate::defects::Defects::known_from(&[])),
             state_dir: PathBuf::new(),
+            left_behind: crate::residency::left_behind::LeftBehind::load(Path::new(""))
+                .expect("nothing is left behind"),
             peers: Box::new(crate::residency::seams::NoPeers),
             above: Box::new(crate::seams::Upper(this.clone())),
             cold: None,

@@ -1,0 +1,175 @@
+//! Objects that count no more and that their tier does not give up: no later start takes one for what its
+//! file is.
+#![cfg(feature = "failpoints")]
+
+mod rig;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_node::{CheckRequest, check};
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// The first tier removes nothing as long as that is on.
+struct Keeps {
+    first: PathBuf,
+    on: AtomicBool,
+    /// Nor can be opened once what was to be removed.
+    opens_once_less: AtomicBool,
+    /// Something was to be removed.
+    removed: AtomicBool,
+}
+
+impl Interceptor for Keeps {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn before_at(&self, operation: Operation, _: u64, label: &Path) -> Verdict {
+        let is_its = self.on.load(Ordering::SeqCst) && label.starts_with(&self.first);
+        let refuses = match operation {
+            Operation::Remove => is_its,
+            Operation::Open => {
+                is_its
+                    && self.removed.swap(false, Ordering::SeqCst)
+                    && self.opens_once_less.swap(false, Ordering::SeqCst)
+            }
+            _ => false,
+        };
+        if is_its && operation == Operation::Remove {
+            self.removed.store(true, Ordering::SeqCst);
+        }
+        if refuses { Verdict::Fail(libc::EIO) } else { Verdict::Pass }
+    }
+}
+
+fn rig_that_keeps(tiers: &[u64]) -> (Rig, Arc<Keeps>) {
+    let mut rig =
+        Rig::unstarted(tiers, Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
+    let keeps = Keeps {
+        first: rig.config.tiers[0].dir.clone(),
+        on: AtomicBool::new(false),
+        opens_once_less: AtomicBool::new(false),
+        removed: AtomicBool::new(false),
+    };
+    let keeps = Arc::new(keeps);
+    rig.by_tier = Some(keeps.clone());
+    rig.start();
+    (rig, keeps)
+}
+
+fn objects(rig: &Rig, tier: usize) -> Vec<PathBuf> {
+    let fans = std::fs::read_dir(rig.config.tiers[tier].dir.join("objects"));
+    let fans = fans.into_iter().flatten().flatten();
+    fans.flat_map(|fan| std::fs::read_dir(fan.path()).unwrap())
+        .map(|it| it.unwrap().path())
+        .collect()
+}
+
+fn object_of(rig: &Rig, tier: usize, name: &str) -> Option<PathBuf> {
+    let object = format!("{:016x}", rig.ino(name).0);
+    objects(rig, tier).into_iter().find(|path| path.ends_with(&object))
+}
+
+/// What is on the first tier goes to the second one.
+fn demote_all(rig: &Rig) {
+    for name in ["filler1", "filler2"] {
+        rig.put(name, &noise(77, 700 * KIB));
+    }
+}
+
+fn write_over(rig: &Rig, name: &str, at: u64, bytes: &[u8]) {
+    let fh = rig.open(name, libc::O_RDWR);
+    rig.write(fh, at, bytes);
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.node().release(fh);
+}
+
+/// A file that is moved away from the first tier, where a dirty object of it is left.
+fn moved_and_left(rig: &Rig, keeps: &Keeps) -> Vec<u8> {
+    let bytes = noise(8, 600 * KIB);
+    rig.put("file", &bytes);
+    let before = object_of(rig, 0, "file").expect("an object");
+    keeps.on.store(true, Ordering::SeqCst);
+    keeps.opens_once_less.store(true, Ordering::SeqCst);
+    demote_all(rig);
+    assert!(before.exists(), "it was removed all the same");
+    assert!(object_of(rig, 1, "file").is_some(), "it was not moved");
+    bytes
+}
+
+#[test]
+fn dirty_object_left_behind_by_a_move_when_its_file_was_written_back_since_then_that_counts() {
+    for gone in [false, true] {
+        let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+        let mut bytes = moved_and_left(&rig, &keeps);
+        bytes[1000..1010].copy_from_slice(b"newer data");
+        write_over(&rig, "file", 1000, b"newer data");
+        rig.drain();
+        if gone {
+            assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap(), "it stays");
+        }
+        rig.crash();
+        rig.start();
+        let what = format!("evicted since: {gone}");
+        same(&rig.get("file"), &bytes, &what);
+        rig.drain();
+        same(&rig.plain("file"), &bytes, &format!("{what}, below"));
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+        keeps.on.store(false, Ordering::SeqCst);
+        rig.crash();
+        rig.start();
+        assert_eq!(object_of(&rig, 0, "file"), None, "{what}: it stays for ever");
+        same(&rig.get("file"), &bytes, &what);
+    }
+}
+
+/// Others change a file below whose copy can't be removed, and then it is written here.
+#[test]
+fn stale_copy_that_stays_when_its_file_is_written_elsewhere_then_that_counts() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
+    let fh = rig.open("file", libc::O_RDONLY);
+    rig.node().release(fh);
+    assert!(object_of(&rig, 0, "file").is_some(), "no copy");
+    keeps.on.store(true, Ordering::SeqCst);
+    let mut bytes = noise(2, 20_007);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    same(&rig.get("file"), &bytes, "theirs");
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    write_over(&rig, "file", 1000, b"newer data");
+    rig.crash();
+    rig.start();
+    same(&rig.get("file"), &bytes, "after the start");
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+/// It was removed by a program. Its bytes are not told as what may be the only copy of anything.
+#[test]
+fn object_of_a_removed_file_that_stays_over_several_starts_then_it_is_not_set_aside() {
+    let (mut rig, keeps) = rig_that_keeps(&[4 * MIB]);
+    rig.put("file", &noise(1, 20_000));
+    let object = object_of(&rig, 0, "file").expect("an object");
+    keeps.on.store(true, Ordering::SeqCst);
+    rig.node().unlink(&CONTEXT, forebay_node::Ino::ROOT, b"file").unwrap();
+    rig.drain();
+    for _ in 0..3 {
+        rig.crash();
+        rig.start();
+        assert_eq!(rig.node().residency().set_aside().files, 0);
+        assert!(object.exists());
+    }
+    keeps.on.store(false, Ordering::SeqCst);
+    rig.crash();
+    rig.start();
+    assert!(!object.exists(), "it stays for ever");
+    assert_eq!(rig.node().residency().set_aside().files, 0, "it comes back");
+    rig.crash();
+    let request = CheckRequest { tiers: vec![rig.dir.join("tier0")], ..CheckRequest::default() };
+    assert_eq!(check(&request, &mut |_| true).unwrap().problems, 0);
+}
