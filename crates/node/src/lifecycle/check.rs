@@ -165,10 +165,28 @@ fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> 
     if request.tiers.iter().any(is_tier) {
         return Ok(false);
     }
-    for tiers in members::forget_notes(backing, &request.tiers)? {
+    members::forget_notes(backing, &request.tiers, &mut |owner, tiers| {
         checked.problem(true, format!("{tiers}: given up, with what was only there"));
-    }
+        set_spills_aside(backing, owner, checked)
+    })?;
     Ok(true)
+}
+
+/// What lies in the backing store of files whose names were on a first tier that is given up.
+fn set_spills_aside(backing: &Path, owner: &str, checked: &mut Checked) -> Result<()> {
+    let store = DirBacking::open(backing, owner)?;
+    // One that was about to be published gets its name back first.
+    store.clean_temporaries(owner)?;
+    for ino in store.list_spills()? {
+        if let Some(kept) = store.set_spill_aside(ino)? {
+            let kept = kept.display();
+            checked.problem(false, format!(
+                "spill file {ino:x}: a file that was written past that tier, and whose name is lost with it: set aside as {kept}"
+            ));
+        }
+    }
+    checked.set_aside.extend(store.list_set_aside()?);
+    Ok(())
 }
 
 /// Has tiers that are not mounted belong to the backing store in a directory, which may have been
