@@ -446,7 +446,9 @@ impl Check<'_> {
     fn doubt(&mut self, tier: &DirTier, ino: Ino) -> Result<()> {
         let record = match self.meta.get(ino) {
             Ok(record) if doubt::is_in_doubt(&record) => record,
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Ok(_) | Err(forebay_meta::Error::Stale(_) | forebay_meta::Error::Corrupt { .. }) => {
+                return Ok(());
+            }
             Err(error) => return Err(error.into()),
         };
         if tier.open(ino.0).and_then(|object| object.is_empty()).unwrap_or(false) {
@@ -527,6 +529,11 @@ impl Check<'_> {
                     false,
                     format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
                 );
+                return Ok(None);
+            }
+            // Named with the namespace. Its object may be all that there is.
+            Err(forebay_meta::Error::Corrupt { .. }) => {
+                self.damaged.insert(ino.0);
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
@@ -628,6 +635,7 @@ impl Check<'_> {
                     self.checked.leftovers += 1;
                     continue;
                 }
+                Err(forebay_meta::Error::Corrupt { .. }) => continue,
                 Err(error) => return Err(error.into()),
             };
             if let Err(error) = backing.open_spill_map(ino, self.trusted.spills.believed()) {

@@ -33,7 +33,8 @@ impl Check<'_> {
             for (_, ino) in page {
                 match self.meta.get(ino) {
                     Ok(record) if self.is_lost(&record) => lost.push(record),
-                    Ok(_) | Err(forebay_meta::Error::Stale(_)) => {}
+                    Ok(_)
+                    | Err(forebay_meta::Error::Stale(_) | forebay_meta::Error::Corrupt { .. }) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
