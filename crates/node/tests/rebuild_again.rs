@@ -153,3 +153,39 @@ fn rebuild_of_a_lost_index_when_interrupted_then_it_can_be_run_again() {
         all_there(&mut rig, &files, point);
     }
 }
+
+/// The sequence of an inode number.
+fn sequence(ino: u64) -> u64 {
+    ino & 0xffff_ffff_ffff
+}
+
+/// Else a file could get the number of something that was set aside, and a repair give it those bytes.
+#[test]
+fn numbers_of_new_files_when_the_index_is_new_then_lie_above_all_that_was_set_aside() {
+    let _one = ONE.lock();
+    for rebuilt in [false, true] {
+        for place in ["tier0/lost", "backing/.forebay/lost"] {
+            let mut rig = Rig::small(4 * MIB);
+            rig.put("file", &noise(1, 10 * KIB));
+            rig.drain();
+            end(&mut rig);
+            lose_index(&rig);
+            let owner = forebay_store::tier::identity(&rig.config.tiers[0].dir).unwrap().unwrap();
+            let name = match place {
+                "tier0/lost" => "8bf3000000123456".to_owned(),
+                _ => format!("{owner}.8bf3000000123456-1"),
+            };
+            std::fs::create_dir_all(rig.dir.join(place)).unwrap();
+            std::fs::write(rig.dir.join(place).join(name), "set aside").unwrap();
+            // A name that no node has given keeps nobody from going on.
+            std::fs::write(rig.dir.join("tier0/lost/ffffffffffffffff"), "").ok();
+            if rebuilt {
+                rig.check(true);
+            }
+            rig.start();
+            rig.put("new", b"new");
+            let given = sequence(rig.ino("new").0);
+            assert!(given > 0x123456, "{place}, rebuilt: {rebuilt}: {given:x}");
+        }
+    }
+}

@@ -59,6 +59,15 @@ impl DirBacking {
     /// What the file system says; [`StoreError::Untrusted`] as for
     /// [`claim_private_area`](Self::claim_private_area).
     pub fn identity(&self) -> Result<StoreIdentity> {
+        let mark = self.read_mark()?.unwrap_or_default();
+        Ok(StoreIdentity { mark, ..self.unmarked_identity()? })
+    }
+
+    /// The same but for its mark, which may be unreadable.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn unmarked_identity(&self) -> Result<StoreIdentity> {
         let root = self.root();
         let err = |e: Errno| self.err("look at", &root, "".as_ref(), e);
         let kind = fs::fstatfs(&root).map_err(err)?.f_type;
@@ -71,7 +80,7 @@ impl DirBacking {
             _ => format!("{}.{:09}", born.tv_sec, born.tv_nsec),
         };
         Ok(StoreIdentity {
-            mark: self.read_mark()?.unwrap_or_default(),
+            mark: String::new(),
             file_system: format!("{kind:x} {number:x}"),
             root: format!("{} {born}", found.stx_ino),
         })

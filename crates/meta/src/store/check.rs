@@ -120,8 +120,8 @@ impl Check<'_> {
         // Kept in the cache, for a file with many names is asked for with each of them.
         match self.store.get(ino) {
             Ok(record) => Ok(Some((*record).clone())),
-            // What is corrupt is reported when the sweep comes to it.
-            Err(Error::Stale(_) | Error::Corrupt { .. }) => Ok(None),
+            Err(Error::Stale(_)) => Ok(None),
+            // What speaks of one that can't be decoded is reported with it, and kept.
             Err(error) => Err(error),
         }
     }

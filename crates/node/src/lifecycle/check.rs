@@ -6,23 +6,22 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Record, Seq};
-use forebay_store::recover::{self, Aside, Class, Finding};
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Record};
+use forebay_store::recover::{self, Class, Finding};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock};
-use forebay_types::{FileKind, Ino};
+use forebay_types::Ino;
 
 use crate::config::BACKING_SETTING;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::recover::RECOVERED;
+use crate::lifecycle::right_store::{self, Seen};
 use crate::lifecycle::trust::{Places, Trusted};
 use crate::lifecycle::{former, members};
 use crate::node::METADATA;
 use crate::residency::doubt;
-use crate::residency::spill::{noted_inode, spill_setting};
 use crate::residency::synced::is_cut;
 use crate::writeback::parked;
-use crate::writeback::reconcile::is_pending;
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -70,8 +69,6 @@ pub struct Checked {
 
 /// Problems that are told in words; more are only counted.
 const TOLD: usize = 100;
-/// Entries of the backlog that are looked at at once.
-const PAGE: usize = 1000;
 
 impl Checked {
     pub(crate) fn problem(&mut self, repaired: bool, what: String) {
@@ -99,7 +96,9 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
     forebay_store::check_own(&state_dir)?;
     crate::cluster::bind_to_namespace(&state_dir, None)?;
+    let places: Vec<&Path> = tiers.iter().map(|(tier, _)| tier.path()).collect();
     if request.rebuild {
+        right_store::look(request.backing.as_deref(), &state_dir, &places)?.refuse()?;
         if let Some(path) = &request.backing {
             mend_mark(&DirBacking::open(path, &first.id().to_string())?, true, &mut checked)?;
         }
@@ -109,6 +108,10 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     former::refuse_half_made(&state_dir, request.backing.as_deref(), &request.tiers)?;
     let (tiers, _locks): (Vec<DirTier>, Vec<TierLock>) = tiers.into_iter().unzip();
     let meta = open_meta(&state_dir.join(METADATA))?;
+    let seen = look_at_store(request, &state_dir, &tiers, &meta)?;
+    if let Seen::Not(why) = &seen {
+        checked.problem(false, why.clone());
+    }
     let report = meta.check(request.repair || request.accept_loss)?;
     for violation in report.violations {
         checked.problem(violation.repaired, violation.what);
@@ -119,7 +122,8 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         meta: &meta,
         tiers: &tiers,
         recovered: meta.setting(RECOVERED)?.is_some(),
-        trusted: trusted_now(request, &state_dir, &tiers, &meta)?,
+        trusted: trusted_now(&state_dir, &tiers, &seen),
+        seen,
         checked,
         usable: HashSet::new(),
         damaged: HashSet::new(),
@@ -143,9 +147,9 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
             .set_aside
             .extend(recover::set_aside(tier.path())?.into_iter().map(|a| a.path));
     }
-    let checked = check.checked;
+    let Check { checked, seen, .. } = check;
     if request.accept_loss {
-        let backing = known_backing(request, &meta)?.unwrap_or_default();
+        let backing = seen.store().map(Path::to_owned).unwrap_or_default();
         let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
         members::note(&meta, &state_dir, &backing, None, &all, members::StoreHas::NotKnown)?;
     }
@@ -161,10 +165,28 @@ fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> 
     if request.tiers.iter().any(is_tier) {
         return Ok(false);
     }
-    for tiers in members::forget_notes(backing, &request.tiers)? {
+    members::forget_notes(backing, &request.tiers, &mut |owner, tiers| {
         checked.problem(true, format!("{tiers}: given up, with what was only there"));
-    }
+        set_spills_aside(backing, owner, checked)
+    })?;
     Ok(true)
+}
+
+/// What lies in the backing store of files whose names were on a first tier that is given up.
+fn set_spills_aside(backing: &Path, owner: &str, checked: &mut Checked) -> Result<()> {
+    let store = DirBacking::open(backing, owner)?;
+    // One that was about to be published gets its name back first.
+    store.clean_temporaries(owner)?;
+    for ino in store.list_spills()? {
+        if let Some(kept) = store.set_spill_aside(ino)? {
+            let kept = kept.display();
+            checked.problem(false, format!(
+                "spill file {ino:x}: a file that was written past that tier, and whose name is lost with it: set aside as {kept}"
+            ));
+        }
+    }
+    checked.set_aside.extend(store.list_set_aside()?);
+    Ok(())
 }
 
 /// Has tiers that are not mounted belong to the backing store in a directory, which may have been
@@ -284,26 +306,37 @@ pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
     Ok(MetaStore::open(Box::new(engine), &Options::default())?)
 }
 
-/// What the next start believes.
-fn trusted_now(
+/// The backing store as far as it is seen. Nothing is given up without it.
+fn look_at_store(
     request: &CheckRequest,
     state_dir: &Path,
     tiers: &[DirTier],
     meta: &MetaStore,
-) -> Result<Trusted> {
-    let tiers = tiers.iter().map(|tier| (tier.id().to_string(), tier.path().to_owned()));
+) -> Result<Seen> {
+    let places: Vec<&Path> = tiers.iter().map(Tier::path).collect();
     let backing = known_backing(request, meta)?;
-    Ok(Places { state_dir, tiers: tiers.collect(), backing }.look())
+    let seen = right_store::look(backing.as_deref(), state_dir, &places)?;
+    if request.accept_loss {
+        seen.refuse()?;
+    }
+    Ok(seen)
 }
 
-/// The backing store that was given, else the one that the namespace knows, if it is there.
+/// What the next start believes.
+fn trusted_now(state_dir: &Path, tiers: &[DirTier], seen: &Seen) -> Trusted {
+    let tiers = tiers.iter().map(|tier| (tier.id().to_string(), tier.path().to_owned()));
+    let backing = seen.store().map(Path::to_owned);
+    Places { state_dir, tiers: tiers.collect(), backing }.look()
+}
+
+/// The backing store that was given, else the one that the namespace knows.
 fn known_backing(request: &CheckRequest, meta: &MetaStore) -> Result<Option<PathBuf>> {
     if let Some(given) = &request.backing {
         return Ok(Some(given.clone()));
     }
     let known = meta.setting(BACKING_SETTING)?;
     let known = known.map(|bytes| PathBuf::from(std::ffi::OsString::from_vec(bytes)));
-    Ok(known.filter(|dir| dir.is_dir()))
+    Ok(known)
 }
 
 pub(crate) fn path_of(meta: &MetaStore, ino: Ino) -> String {
@@ -314,29 +347,31 @@ pub(crate) fn path_of(meta: &MetaStore, ino: Ino) -> String {
     )
 }
 
-struct Check<'a> {
-    request: &'a CheckRequest,
-    meta: &'a MetaStore,
-    tiers: &'a [DirTier],
+pub(super) struct Check<'a> {
+    pub(super) request: &'a CheckRequest,
+    pub(super) meta: &'a MetaStore,
+    pub(super) tiers: &'a [DirTier],
+    /// The backing store, if it is what is in its place.
+    pub(super) seen: Seen,
     /// Whether the namespace has seen its tiers.
-    recovered: bool,
+    pub(super) recovered: bool,
     /// What the next start believes.
-    trusted: Trusted,
-    checked: Checked,
+    pub(super) trusted: Trusted,
+    pub(super) checked: Checked,
     /// Inodes with an object that can be used.
-    usable: HashSet<u64>,
+    pub(super) usable: HashSet<u64>,
     /// Inodes with an object that can't be, and that stands where it stood.
-    damaged: HashSet<u64>,
+    pub(super) damaged: HashSet<u64>,
     /// Objects of this tier that can't be read, and are to be given up.
-    given_up: Vec<(Ino, PathBuf)>,
+    pub(super) given_up: Vec<(Ino, PathBuf)>,
     /// Inodes with a spill file.
-    spills: HashSet<u64>,
+    pub(super) spills: HashSet<u64>,
     /// Why spill files can't be used, by inode.
-    unusable_spills: HashMap<u64, String>,
+    pub(super) unusable_spills: HashMap<u64, String>,
 }
 
 impl Check<'_> {
-    fn repairs(&self) -> bool {
+    pub(super) fn repairs(&self) -> bool {
         self.request.repair || self.request.accept_loss
     }
 
@@ -384,6 +419,12 @@ impl Check<'_> {
     }
 
     fn repair_object(&mut self, tier: &DirTier, finding: &Finding, what: String) -> Result<()> {
+        if let Seen::Not(_) = self.seen {
+            self.damaged.extend(finding.ino);
+            let left = "it is left as it is until the backing store is seen";
+            self.checked.problem(false, format!("{what}: {left}"));
+            return Ok(());
+        }
         if !self.repairs() {
             self.damaged.extend(finding.ino);
             self.checked.problem(
@@ -405,16 +446,18 @@ impl Check<'_> {
     fn doubt(&mut self, tier: &DirTier, ino: Ino) -> Result<()> {
         let record = match self.meta.get(ino) {
             Ok(record) if doubt::is_in_doubt(&record) => record,
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Ok(_) | Err(forebay_meta::Error::Stale(_) | forebay_meta::Error::Corrupt { .. }) => {
+                return Ok(());
+            }
             Err(error) => return Err(error.into()),
         };
         if tier.open(ino.0).and_then(|object| object.is_empty()).unwrap_or(false) {
             return Ok(());
         }
-        let Some(path) = known_backing(self.request, self.meta)? else {
+        let Some(path) = self.seen.store() else {
             return doubt::note_doubt(self.meta, tier, &record);
         };
-        let backing = DirBacking::open(&path, &tier.id().to_string())?;
+        let backing = DirBacking::open(path, &tier.id().to_string())?;
         if doubt::copied_version(self.meta, &backing, tier, &record).is_some() {
             return Ok(());
         }
@@ -488,6 +531,11 @@ impl Check<'_> {
                 );
                 return Ok(None);
             }
+            // Named with the namespace. Its object may be all that there is.
+            Err(forebay_meta::Error::Corrupt { .. }) => {
+                self.damaged.insert(ino.0);
+                return Ok(None);
+            }
             Err(error) => return Err(error.into()),
         };
         let trust = self.trusted.tier_of(&tier.id().to_string());
@@ -552,10 +600,10 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn backing(&self) -> Result<Option<DirBacking>> {
-        let Some(backing) = known_backing(self.request, self.meta)? else { return Ok(None) };
+    pub(super) fn backing(&self) -> Result<Option<DirBacking>> {
+        let Some(backing) = self.seen.store() else { return Ok(None) };
         let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
-        Ok(Some(DirBacking::open(&backing, &owner)?))
+        Ok(Some(DirBacking::open(backing, &owner)?))
     }
 
     /// What stands in limbo and no record says so.
@@ -587,6 +635,7 @@ impl Check<'_> {
                     self.checked.leftovers += 1;
                     continue;
                 }
+                Err(forebay_meta::Error::Corrupt { .. }) => continue,
                 Err(error) => return Err(error.into()),
             };
             if let Err(error) = backing.open_spill_map(ino, self.trusted.spills.believed()) {
@@ -603,151 +652,6 @@ impl Check<'_> {
         }
         self.checked.set_aside.extend(backing.list_set_aside()?);
         Ok(())
-    }
-
-    /// Dirty files of which nothing is left.
-    fn dirty_records(&mut self) -> Result<()> {
-        let mut lost = Vec::new();
-        let mut after = Seq(0);
-        loop {
-            let page = self.meta.backlog(after, PAGE)?;
-            let Some((last, _)) = page.last() else { break };
-            after = *last;
-            for (_, ino) in page {
-                match self.meta.get(ino) {
-                    Ok(record) if self.is_lost(&record) => lost.push(record),
-                    Ok(_) | Err(forebay_meta::Error::Stale(_)) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
-        let backing = if lost.is_empty() { None } else { self.backing()? };
-        for record in lost {
-            let path = path_of(self.meta, record.ino);
-            if backing.as_ref().is_some_and(|backing| self.is_published(backing, &record)) {
-                // The last thing that the daemon did: the next mount finds it there.
-                continue;
-            }
-            if let Some((tier, aside, header)) = self.to_put_back(&record)? {
-                let repaired = self.repairs();
-                if repaired {
-                    recover::put_back(tier, &aside, record.ino.0, &header)?;
-                }
-                let kept = aside.path.display();
-                self.checked.problem(repaired, match repaired {
-                    true => format!("{path}: its object was set aside as {kept}, and is put back"),
-                    false => format!("{path}: its object was set aside as {kept}; `forebay fsck --repair` puts it back"),
-                });
-                continue;
-            }
-            if self.request.accept_loss {
-                crate::residency::aside::give_up_lost(self.meta, record.ino)?;
-                self.checked
-                    .problem(true, format!("{path}: what was written and is gone is given up"));
-            } else if let Some(kept) = self.aside_with(&record, is_unreadable)? {
-                self.checked.problem(false, format!("{path}: its object was set aside as {kept}, and the device does not give its header; `forebay fsck --repair` puts it back when the device is well, and `forebay fsck --accept-loss` gives it up"));
-            } else if let Some(kept) = self.aside_with(&record, is_newer)? {
-                self.checked.problem(false, format!("{path}: its object was set aside as {kept}, and a newer version of Forebay wrote it; `forebay fsck --repair` of that version puts it back, and `forebay fsck --accept-loss` gives it up"));
-            } else if let Some(why) = self.unusable_spills.get(&record.ino.0) {
-                self.checked.problem(false, format!("{path}: it is newer than the backing store, and its spill file can't be used ({why}); `forebay fsck --accept-loss` sets it aside and gives it up"));
-            } else {
-                self.checked.problem(false, format!("{path}: it is newer than the backing store, and its bytes are gone (neither object nor spill file); `forebay fsck --accept-loss` gives it up"));
-            }
-        }
-        Ok(())
-    }
-
-    fn is_lost(&self, record: &Record) -> bool {
-        if record.attr.kind != FileKind::Regular || record.links.is_empty() {
-            return false;
-        }
-        match record.spilled {
-            true => !self.spills.contains(&record.ino.0),
-            false => {
-                let known = |set: &HashSet<u64>| set.contains(&record.ino.0);
-                record.is_dirty()
-                    && record.attr.size > 0
-                    && !known(&self.usable)
-                    && !known(&self.damaged)
-            }
-        }
-    }
-
-    /// Whether the backing store has a file as it was about to appear there.
-    fn is_published(&self, backing: &DirBacking, record: &Record) -> bool {
-        let spill = self.meta.setting(&spill_setting(record.ino)).ok().flatten();
-        let spill = spill.as_deref().and_then(noted_inode).filter(|_| record.spilled);
-        let mut links = record.links.iter().chain(&record.backing.links);
-        links.any(|link| {
-            let dirs = [self.meta.path(link.parent), self.meta.backing_path(link.parent)];
-            dirs.into_iter().flatten().flatten().any(|mut path| {
-                if !path.is_empty() {
-                    path.push(b'/');
-                }
-                path.extend_from_slice(&link.name);
-                let Ok(Some(found)) = doubt::stat_below(backing, &path) else { return false };
-                is_pending(record, &found)
-                    || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))
-            })
-        })
-    }
-
-    /// The object of a dirty file that was set aside, and of whose header this can be said.
-    fn aside_with(
-        &self,
-        record: &Record,
-        fault: impl Fn(&StoreError) -> bool,
-    ) -> Result<Option<String>> {
-        for tier in self.tiers {
-            for aside in recover::set_aside(tier.path())? {
-                if aside.ino == Some(record.ino.0)
-                    && recover::header_of(&aside).as_ref().is_err_and(&fault)
-                {
-                    return Ok(Some(aside.path.display().to_string()));
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// The object that was set aside of a dirty file and has all that is needed to use it again: with
-    /// its map, or without one if it can't have had holes where an older version shows through.
-    fn to_put_back(&self, record: &Record) -> Result<Option<(&DirTier, Aside, Header)>> {
-        for tier in self.tiers {
-            for aside in recover::set_aside(tier.path())? {
-                if aside.ino != Some(record.ino.0) || record.spilled {
-                    continue;
-                }
-                if std::fs::metadata(&aside.path)?.len() < record.attr.size {
-                    continue;
-                }
-                let header = recover::header_of(&aside);
-                let full = recover::is_full(&aside.path).unwrap_or(false);
-                let whole = match (&header, aside.map) {
-                    (Ok(header), _) if header.dirty => header.whole,
-                    // It says that it is a copy.
-                    (Ok(_), _) => continue,
-                    // No other one can be put in its place either, until the device is well.
-                    // Nor in that of one whose format nobody knows here: its bytes may be another's.
-                    (Err(error), _) if is_unreadable(error) || is_newer(error) => continue,
-                    (Err(_), map) => !map,
-                };
-                let sound = match whole {
-                    true => full || record.backing.fingerprint.is_none(),
-                    false => recover::has_sound_map(&aside, record.ino.0),
-                };
-                if sound {
-                    let header = Header {
-                        whole,
-                        dirty: true,
-                        writing: true,
-                        ..header.unwrap_or_else(|_| header_of(self.meta, record))
-                    };
-                    return Ok(Some((tier, aside, header)));
-                }
-            }
-        }
-        Ok(None)
     }
 }
 

@@ -182,7 +182,11 @@ pub(crate) fn highest_number(tiers: &[&dyn Tier], backing: &dyn BackingStore) ->
     }
     backing.list_spills()?.into_iter().for_each(&mut see);
     backing.list_parked()?.into_iter().for_each(&mut see);
-    for path in backing.list_set_aside()? {
+    let aside = backing.list_set_aside().unwrap_or_else(|error| {
+        tracing::warn!(%error, "can't list what was set aside in the backing store");
+        Vec::new()
+    });
+    for path in aside {
         numbers_in(&path.file_name().unwrap_or_default().to_string_lossy()).for_each(&mut see);
     }
     Ok(highest)

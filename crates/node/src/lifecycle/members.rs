@@ -510,25 +510,25 @@ fn check_notes(config: &NodeConfig, given: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Takes the notes in a backing store away of mounts with a tier in one of these places. Which tiers
-/// those were.
-pub(crate) fn forget_notes(backing: &Path, dirs: &[PathBuf]) -> Result<Vec<String>> {
+/// Takes away the notes of mounts with a tier in one of these places; `before` hears their owners and tiers.
+pub(crate) fn forget_notes(
+    backing: &Path,
+    dirs: &[PathBuf],
+    before: &mut dyn FnMut(&str, &str) -> Result<()>,
+) -> Result<()> {
     let backing = DirBacking::open(backing, READER)?;
-    let places: Vec<PathBuf> = dirs.iter().map(|dir| place_of(dir)).collect();
-    let mut forgotten = Vec::new();
+    let places = dirs.iter().map(|dir| place_of(dir).into_os_string().into_vec());
+    let places: Vec<Vec<u8>> = places.collect();
     for (owner, note) in backing.noted_mounts()? {
         let Ok(Found::Sound(members)) = Members::decode_file(note, PathBuf::from(&owner)) else {
             continue;
         };
-        let here = |member: &Member| {
-            places.iter().any(|place| place.as_os_str().as_bytes() == member.path)
-        };
-        if members.host == this_host() && members.tiers.iter().any(here) {
-            forgotten.push(members.names());
+        if members.host == this_host() && members.tiers.iter().any(|it| places.contains(&it.path)) {
+            before(&owner, &members.names())?;
             backing.forget_mount(&owner)?;
         }
     }
-    Ok(forgotten)
+    Ok(())
 }
 
 /// Leaves a note in the backing store that this mount may have what it lacks. Whether it was made now.

@@ -39,6 +39,7 @@
 pub(crate) mod admission;
 pub(crate) mod check;
 pub(crate) mod check_cluster;
+mod check_lost;
 pub(crate) mod former;
 pub(crate) mod hand_over;
 pub(crate) mod members;
@@ -49,6 +50,7 @@ pub(crate) mod rebuild;
 pub(crate) mod recover;
 #[cfg(test)]
 mod recover_tests;
+pub(crate) mod right_store;
 pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod trust;

@@ -84,6 +84,9 @@ impl Node {
         self.in_cluster(Cluster::recover_copies)?;
         let trusted = self.begin_trust()?;
         let known = self.meta.setting(RECOVERED)?.is_some();
+        if !known {
+            self.number_above_objects()?;
+        }
         let mut recovered = Recovered::default();
         for index in 0..self.residency.tiers.len() {
             if !known {
