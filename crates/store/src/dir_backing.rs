@@ -188,6 +188,26 @@ impl DirBacking {
         Ok(())
     }
 
+    /// Gives what was made right now its mode. What others have put in its place keeps its own, if it is of
+    /// another kind: whoever looks at the name next finds that.
+    fn set_mode_of_made(
+        &self,
+        (dir, name): (&Dir, &OsStr),
+        kind: FileKind,
+        mode: u32,
+    ) -> Result<()> {
+        fail_at!("store.make.before_mode", &self.path);
+        let set = || {
+            let handle = self.path_handle(dir, name)?;
+            if FileKind::from_mode(fs::fstat(&handle)?.st_mode) != Some(kind) {
+                return Ok(());
+            }
+            let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+            fs::chmod(link, Mode::from_raw_mode(mode & 0o7777))
+        };
+        set().map_err(|e| self.err("set the mode of", dir, name, e))
+    }
+
     /// Opens a file of which another program has a lease, once that has given it up; the system waits for
     /// that no longer than `/proc/sys/fs/lease-break-time`. Only a file can have one, and the handle is of
     /// one, so that nothing else makes the open wait.
@@ -431,8 +451,7 @@ impl BackingStore for DirBacking {
         let err = |e| self.err("make directory", dir, name, e);
         self.checked(dir, name)?;
         fs::mkdirat(dir, name, Mode::RWXU).map_err(err)?;
-        let mode = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        self.set_times_and_owner(dir, name, &mode).map_err(err)
+        self.set_mode_of_made((dir, name), FileKind::Directory, mode)
     }
 
     fn symlink(&self, target: &OsStr, dir: &Dir, name: &OsStr) -> Result<()> {
@@ -451,8 +470,8 @@ impl BackingStore for DirBacking {
             Node::BlockDevice(device) => (FileType::BlockDevice, device),
         };
         fs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, device).map_err(err)?;
-        let mode = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        self.set_times_and_owner(dir, name, &mode).map_err(err)
+        let made = kind_of(kind).unwrap_or(FileKind::Regular);
+        self.set_mode_of_made((dir, name), made, mode)
     }
 
     fn link(&self, dir: &Dir, name: &OsStr, to_dir: &Dir, to_name: &OsStr) -> Result<()> {

@@ -28,6 +28,7 @@ pub const FAILPOINTS: &[&str] = &[
     "store.replace.before_swap_back",
     "store.replace.answer_of_exchange",
     "store.replace.answer_of_unlink",
+    "store.make.before_mode",
     "store.removal.after_move",
     "store.removal.before_back",
     "store.removal.answer_of_move",

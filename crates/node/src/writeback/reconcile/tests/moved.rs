@@ -3,6 +3,8 @@
 
 use std::os::unix::fs::FileTypeExt;
 
+use forebay_store::decorators::RenumberedBacking;
+
 use super::*;
 
 type Deed = Box<dyn FnOnce() + Send>;
@@ -164,9 +166,9 @@ struct Scene {
 fn run(scene: &Scene) {
     let mut wrong = Vec::new();
     for name in scene.names {
-        for theirs in ALL {
+        for (kind, theirs) in ALL.into_iter().enumerate() {
             for at in 0.. {
-                let (told, more) = run_once(scene, name, theirs, at);
+                let (told, more) = run_once(scene, name, theirs, (at, (at + kind) % 3));
                 wrong.extend(told);
                 if !more {
                     break;
@@ -177,14 +179,32 @@ fn run(scene: &Scene) {
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
 
+/// One of three stores: with numbers that are not used again; that uses them again at once, as disks do;
+/// that does so as well, and does not know when its objects were made.
+fn bench(by: Arc<Moment>, store: usize) -> Bench {
+    let scratch = Scratch::new();
+    let contents = Arc::new(Contents::default());
+    let inner = Arc::new(DirBacking::open(&scratch.0, "test").expect("opens"));
+    let inner: Arc<dyn BackingStore> = match store {
+        0 => inner,
+        1 => Arc::new(RenumberedBacking::with_births(inner)),
+        _ => Arc::new(RenumberedBacking::new(inner)),
+    };
+    let backing = Arc::new(InterceptedBacking::new(inner, by));
+    let meta = MetaStore::open(Box::new(Memory::new()), &Options::default()).expect("opens");
+    let node = node_on(backing, meta, &contents, |_| {});
+    node.writeback.import_root().expect("the root is there");
+    Bench { node, contents, root: scratch.0.clone(), _scratch: scratch }
+}
+
 fn run_once(
     scene: &Scene,
     name: &'static str,
     theirs: Theirs,
-    at: usize,
+    (at, store): (usize, usize),
 ) -> (Option<String>, bool) {
     let moment = Arc::new(Moment::default());
-    let bench = Bench::with(moment.clone(), |_| {});
+    let bench = bench(moment.clone(), store);
     (scene.prepare)(&bench);
     bench.drained();
     let ino = (scene.act)(&bench);
@@ -238,7 +258,10 @@ fn run_once(
     if (counts.queued, counts.stale_names) != (0, 0) {
         told.push(format!("{counts:?}"));
     }
-    let who = format!("{}: {theirs:?} at {name} before operation {at}, {before}", scene.what);
+    let who = format!(
+        "{}: {theirs:?} at {name} before operation {at} of store {store}, {before}",
+        scene.what
+    );
     ((!told.is_empty()).then(|| format!("{who}: {}", told.join("; "))), true)
 }
 
@@ -454,6 +477,65 @@ fn removal_of_a_symbolic_link_when_others_replace_it_at_any_moment_then_theirs_s
         act: |bench| {
             let ino = ino_of(bench, "s");
             bench.unlink("s");
+            ino
+        },
+    });
+}
+
+fn a_full_directory(bench: &Bench) {
+    a_directory(bench);
+    bench.write("d/y", b"beside it");
+}
+
+#[test]
+fn work_in_a_directory_when_others_replace_that_at_any_moment_then_theirs_stays() {
+    let acts: [(&str, fn(&Bench) -> Ino); 5] = [
+        ("new file in a directory", |bench| bench.write("d/new", b"new")),
+        ("new version in a directory", |bench| bench.write("d/x", b"another version")),
+        ("new directory in a directory", |bench| bench.mkdir("d/new")),
+        ("move in a directory", |bench| {
+            let ino = bench.find(bench.dir("d"), "x").expect("it is there").ino;
+            bench.rename("d/x", "d/z", false);
+            ino
+        }),
+        ("removal in a directory", |bench| {
+            let ino = bench.find(bench.dir("d"), "x").expect("it is there").ino;
+            bench.unlink("d/x");
+            ino
+        }),
+    ];
+    for (what, act) in acts {
+        run(&Scene { what, names: &["d"], prepare: a_full_directory, act });
+    }
+}
+
+#[test]
+fn move_out_of_a_directory_when_others_replace_either_at_any_moment_then_theirs_stays() {
+    run(&Scene {
+        what: "move out of a directory",
+        names: &["d", "z"],
+        prepare: a_full_directory,
+        act: |bench| {
+            let ino = bench.find(bench.dir("d"), "x").expect("it is there").ino;
+            bench.rename("d/x", "z", false);
+            ino
+        },
+    });
+}
+
+#[test]
+fn names_that_go_round_when_others_replace_one_at_any_moment_then_theirs_stays() {
+    run(&Scene {
+        what: "names that go round",
+        names: &["f", "g", "h"],
+        prepare: |bench| {
+            two_files(bench);
+            bench.write("h", b"third");
+        },
+        act: |bench| {
+            let ino = ino_of(bench, "f");
+            bench.rename("f", "g", true);
+            bench.rename("g", "h", true);
             ino
         },
     });
