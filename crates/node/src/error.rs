@@ -91,6 +91,25 @@ impl From<io::Error> for NodeError {
     }
 }
 
+impl NodeError {
+    /// Whether an error that a start meets says something of one file alone, and what: the others can be
+    /// served.
+    pub(crate) fn of_one_file(&self) -> Option<String> {
+        match self {
+            NodeError::Posix(_)
+            | NodeError::Store(_)
+            | NodeError::BackingTimeout { .. }
+            | NodeError::Busy
+            | NodeError::Lost
+            | NodeError::RestGone
+            | NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. }) => {
+                Some(self.to_string())
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Whether an error says that an inode is not there any more.
 pub(crate) fn is_gone(error: &NodeError) -> bool {
     matches!(error.class(), Some(ErrorClass::NotFound | ErrorClass::Stale))

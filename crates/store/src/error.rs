@@ -150,6 +150,23 @@ impl StoreError {
         }
     }
 
+    /// Whether the error passes by itself, and says nothing of the file: this process, or the machine, is
+    /// short of something.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        use libc::{EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+        [EMFILE, ENFILE, ENOMEM, EINTR, EAGAIN, ENOBUFS].contains(&self.errno())
+    }
+
+    /// Whether the error leaves it open what there is: neither that there is nothing, nor that it can't be
+    /// read for ever.
+    #[must_use]
+    pub fn is_no_answer(&self) -> bool {
+        use libc::{EACCES, ENODEV, ENOTCONN, EPERM, ESTALE, ETIMEDOUT};
+        let denied = [EACCES, EPERM, ESTALE, ETIMEDOUT, ENOTCONN, ENODEV].contains(&self.errno());
+        matches!(self, Self::Io { .. }) && (denied || self.is_passing())
+    }
+
     /// The errno to hand to a program.
     #[must_use]
     pub fn errno(&self) -> i32 {

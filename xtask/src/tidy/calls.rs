@@ -49,6 +49,7 @@ const BENEATH: &[&str] = &[
     "metrics",
     "pool",
     "stat",
+    "state_files",
     "trace",
     "waits",
 ];

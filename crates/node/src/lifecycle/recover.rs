@@ -47,6 +47,11 @@ enum Fate {
     Removed,
     /// It may be the only copy of its bytes and can't be used, for this reason.
     SetAside(String),
+    /// It can't be told now what it is, for this reason. It stays where it is, and its file gives errors until
+    /// a start can tell.
+    Unseen(String),
+    /// A copy that can't be looked at now: it stays where it is, and nobody uses it.
+    PassedBy(String),
 }
 
 /// A look at an object whose header is sound.
@@ -96,9 +101,9 @@ impl Node {
             // Not among those at which a mounted daemon dies: it is not mounted yet.
             fail_at!("node.recover.tier");
         }
-        let spills = self.recover_spills(trusted.spills)?;
+        let spills = self.recover_spills(trusted.spills, &mut evidence)?;
         if !trusted.all_tiers() {
-            self.recover_unsynced(&evidence)?;
+            self.recover_unsynced(&mut evidence)?;
         }
         self.writeback.recover_parked()?;
         self.residency.find_lost(&evidence, &spills)?;
@@ -172,9 +177,10 @@ impl Node {
                 .residency
                 .open_spilled_as(ino, Believed::Synced, &|map| map.believe_what_was_synced(true))
             {
-                // Said when it is wanted.
+                // Said when it is wanted. One that can't be told is told by the next start: its map does not
+                // say that it is of this run of the machine.
                 Ok(_) | Err(NodeError::Lost) => {}
-                Err(NodeError::Store(StoreError::Damaged { .. } | StoreError::Version { .. })) => {}
+                Err(error) if error.of_one_file().is_some() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -234,14 +240,34 @@ impl Node {
                     recovered.set_aside += 1;
                     self.residency.set_object_aside(index, Ino(ino), &why);
                 }
-                Err(error) => {
-                    failed = Some(error);
-                    return ControlFlow::Break(());
+                Ok(Fate::PassedBy(why)) => {
+                    tracing::warn!(ino, why, "a copy can't be looked at, and is not used");
                 }
+                Ok(Fate::Unseen(why)) => self.leave_unseen(Ino(ino), &why, evidence),
+                Err(error) => match error.of_one_file() {
+                    Some(why) => self.leave_unseen(Ino(ino), &why, evidence),
+                    None => {
+                        failed = Some(error);
+                        return ControlFlow::Break(());
+                    }
+                },
             }
             ControlFlow::Continue(())
         })?;
         failed.map_or(Ok(()), Err)
+    }
+
+    /// It can't be told now what a file is here.
+    fn leave_unseen(&self, ino: Ino, why: &str, evidence: &mut Evidence) {
+        tracing::error!(
+            %ino,
+            file = %String::from_utf8_lossy(&self.residency.path_of(ino)),
+            why,
+            "it can't be told what there is of a file: it gives errors, and what is there stays as it is. \
+             Unmount with --no-drain and mount again when the cause is gone"
+        );
+        evidence.unseen.insert(ino.0);
+        evidence.set_aside.insert(ino.0);
     }
 
     /// An object that nobody needs goes. One that its tier keeps would be looked at again by the next start,
@@ -271,8 +297,9 @@ impl Node {
         if self.residency.is_known_left_behind(index, ino, header.as_ref().ok()) {
             return Ok(Fate::Removed);
         }
-        let header = match header {
+        let header = match evidence.patience.again(header, || tier.open(ino.0)?.header()) {
             Ok(header) => header,
+            Err(error) if error.is_no_answer() => return Ok(Fate::Unseen(error.to_string())),
             Err(error) => return self.fate_without_header(index, ino, &error, evidence),
         };
         let record = match self.meta.get(ino) {
@@ -286,7 +313,12 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         let record = self.residency.as_seen_here(&record);
-        let standing = self.standing(index, &header, &record)?;
+        let looked = self.standing(index, &header, &record);
+        let standing =
+            match evidence.patience.again(looked, || self.standing(index, &header, &record)) {
+                Ok(standing) => standing,
+                Err(error) => return Ok(Fate::Unseen(error.to_string())),
+            };
         let has_one = self.residency.residents.get(ino.0).is_some();
         match standing {
             // Moved between tiers, and the daemon ended before the old one was removed.
@@ -297,12 +329,19 @@ impl Node {
                 return Ok(Fate::SetAside("another object of its file counts".into()));
             }
         }
-        let looked = match look_at(tier, ino, &header, trust) {
+        let looked = look_at(tier, ino, &header, trust);
+        let looked = match evidence.patience.again(looked, || look_at(tier, ino, &header, trust)) {
             Ok(Some(looked)) => looked,
             Ok(None) if !header.dirty => return Ok(Fate::Removed),
             Ok(None) => {
                 let why = "its map is gone".into();
                 return self.without_map(index, &record, &header, why, trust, evidence);
+            }
+            Err(error) if error.is_no_answer() => {
+                return Ok(match header.dirty || record.is_dirty() {
+                    true => Fate::Unseen(error.to_string()),
+                    false => Fate::PassedBy(error.to_string()),
+                });
             }
             Err(error) if !header.dirty && !record.is_dirty() => {
                 tracing::warn!(%ino, %error, "a copy can't be read, and is dropped");
@@ -532,7 +571,7 @@ impl Node {
 
     /// After a crash of the machine: files whose bytes nobody has synced, and of which no tier has
     /// anything any more, are what the backing store has of them, or empty.
-    fn recover_unsynced(&self, evidence: &Evidence) -> Result<()> {
+    fn recover_unsynced(&self, evidence: &mut Evidence) -> Result<()> {
         let (mut after, mut lost) = (Seq(0), 0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
@@ -547,8 +586,13 @@ impl Node {
                     && !evidence.set_aside.contains(&ino.0)
                     && self.residency.peers.may_have_written(&record);
                 if gone {
-                    lost += 1;
-                    self.forget_unsynced(&record)?;
+                    match self.forget_unsynced(&record) {
+                        Ok(()) => lost += 1,
+                        Err(error) => match error.of_one_file() {
+                            Some(why) => self.leave_unseen(*ino, &why, evidence),
+                            None => return Err(error),
+                        },
+                    }
                 }
             }
             if page.len() < PAGE {
@@ -630,14 +674,29 @@ impl Node {
         for ino in self.backing.list_spills()?.into_iter().map(Ino) {
             match self.meta.get(ino) {
                 Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
-                Ok(record) => self.residency.dismiss_spill(ino, is_removed(&record))?,
-                Err(forebay_meta::Error::Stale(_)) => self.residency.dismiss_spill(ino, true)?,
+                Ok(record) => self.dismiss_spill(ino, is_removed(&record))?,
+                Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino, true)?,
+                // Nothing says that nobody needs it.
+                Err(error) if is_undecodable(&error) => {
+                    tracing::error!(%ino, %error, "a spill file stays, and is not used");
+                }
                 Err(error) => return Err(error.into()),
             }
         }
         self.dismiss_spill_notes()?;
         self.residency.drop_spills(Instant::now() + self.config.backing_timeout);
         Ok(wanted)
+    }
+
+    /// One that can't be dismissed is by the next start.
+    fn dismiss_spill(&self, ino: Ino, is_removed: bool) -> Result<()> {
+        match self.residency.dismiss_spill(ino, is_removed) {
+            Err(error) if error.of_one_file().is_some() => {
+                tracing::warn!(%ino, %error, "a spill file that nobody needs stays");
+                Ok(())
+            }
+            dismissed => dismissed,
+        }
     }
 
     /// What was noted of spill files goes with them. A daemon that is killed after it has removed one, and
@@ -650,10 +709,11 @@ impl Node {
             let needed = match self.meta.get(ino) {
                 Ok(record) => record.spilled && !is_removed(&record),
                 Err(forebay_meta::Error::Stale(_)) => false,
+                Err(error) if is_undecodable(&error) => true,
                 Err(error) => return Err(error.into()),
             };
             // Else it has been seen to, with the file.
-            if !needed && self.backing.open_spill(ino.0)?.is_none() {
+            if !needed && matches!(self.backing.open_spill(ino.0), Ok(None)) {
                 self.residency.note_spill_due(ino);
             }
         }
@@ -662,7 +722,7 @@ impl Node {
 
     /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
     /// tier the spill file alone knows the size. The files whose spill files can be used.
-    fn recover_spills(&self, trust: Trust) -> Result<HashSet<u64>> {
+    fn recover_spills(&self, trust: Trust, evidence: &mut Evidence) -> Result<HashSet<u64>> {
         let mut usable = HashSet::new();
         for ino in self.wanted_spills()? {
             let (size, spill) =
@@ -681,7 +741,13 @@ impl Node {
                         tracing::error!(%ino, %error, "a spill file can't be used");
                         continue;
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => match error.of_one_file() {
+                        Some(why) => {
+                            self.leave_unseen(ino, &why, evidence);
+                            continue;
+                        }
+                        None => return Err(error),
+                    },
                 };
             let record = self.meta.get(ino)?;
             // While bytes move to a spill file, the object has the length of the file.
@@ -702,6 +768,13 @@ impl Node {
         }
         Ok(usable)
     }
+}
+
+/// Whether there is a record that this program can't read: nothing is known of its inode, and all that
+/// speaks of it stays.
+fn is_undecodable(error: &forebay_meta::Error) -> bool {
+    use forebay_meta::Error::{Corrupt, NewerFormat};
+    matches!(error, Corrupt { .. } | NewerFormat { .. })
 }
 
 /// Opens an object and its map; `None` if the map that it needs is not there. Of a map that may not

@@ -154,7 +154,9 @@ impl Trust {
         map: &mut Presence,
         was_writing: bool,
     ) -> forebay_store::Result<()> {
-        match self.unsynced {
+        // One of another run of the machine was not told when this one began, as it did not answer.
+        let told = self.durable || map.is_of_this_boot()?;
+        match self.unsynced && told {
             true => map.believe_all(self.durable),
             false => map.believe_what_was_synced(was_writing),
         }

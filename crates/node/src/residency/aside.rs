@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use forebay_meta::{MetaStore, Queue, Record, Seq};
 use forebay_store::{DirBacking, Header, recover};
@@ -26,6 +27,8 @@ use crate::residency::files::File;
 
 /// Names that are told; more are only counted.
 const TOLD: usize = 100;
+/// Between two looks at what gave no answer.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Entries of the backlog that are looked at at once.
 const PAGE: usize = 1000;
 
@@ -104,6 +107,34 @@ pub(crate) struct Evidence {
     pub(crate) removed: HashSet<u64>,
     /// Files whose objects can't be read, and of which nothing says that they were not synced.
     pub(crate) set_aside: HashSet<u64>,
+    /// Files of which it can't be told now what there is.
+    pub(crate) unseen: HashSet<u64>,
+    pub(crate) patience: Patience,
+}
+
+/// How often a start looks again where it got no answer for a reason that passes, in all.
+pub(crate) struct Patience(u32);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience(100)
+    }
+}
+
+impl Patience {
+    /// Looks again as long as the answer is an error that passes by itself.
+    pub(crate) fn again<T>(
+        &mut self,
+        mut looked: forebay_store::Result<T>,
+        look: impl Fn() -> forebay_store::Result<T>,
+    ) -> forebay_store::Result<T> {
+        while self.0 > 0 && looked.as_ref().is_err_and(forebay_store::StoreError::is_passing) {
+            self.0 -= 1;
+            std::thread::sleep(PAUSE);
+            looked = look();
+        }
+        looked
+    }
 }
 
 impl Residency {
@@ -189,15 +220,23 @@ impl Residency {
         if !self.troubles.is_lost(file.ino) {
             return Ok(());
         }
+        self.give_up_all_objects(file.ino)?;
         self.let_go_of_emptied_spill(file.ino, Some(clock::wall_time()))?;
         self.troubles.forget_lost(file.ino);
         tracing::warn!(ino = %file.ino, "a lost file is written anew");
         Ok(())
     }
 
+    /// Whatever the tiers have of a lost file, and did not tell, counts no more.
+    pub(crate) fn give_up_all_objects(&self, ino: Ino) -> Result<()> {
+        (0..self.tiers.len())
+            .filter_map(|tier| u8::try_from(tier).ok())
+            .try_for_each(|tier| self.give_up_object(tier, ino))
+    }
+
     /// After all tiers and spill files were read: which dirty files have nothing left.
     pub(crate) fn find_lost(&self, evidence: &Evidence, spills: &HashSet<u64>) -> Result<()> {
-        let mut lost = Vec::new();
+        let mut lost: Vec<u64> = evidence.unseen.iter().copied().collect();
         let mut after = Seq(0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
@@ -206,10 +245,28 @@ impl Residency {
             for (_, ino) in page {
                 let record = match self.meta.get(ino) {
                     Ok(record) => record,
-                    Err(forebay_meta::Error::Stale(_)) => continue,
+                    // Of one that can't be decoded nothing can be said, and nothing be shown.
+                    Err(
+                        forebay_meta::Error::Stale(_)
+                        | forebay_meta::Error::Corrupt { .. }
+                        | forebay_meta::Error::NewerFormat { .. },
+                    ) => continue,
                     Err(error) => return Err(error.into()),
                 };
-                if self.has_nothing_left(&record, evidence, spills)? {
+                if evidence.unseen.contains(&ino.0) {
+                    continue;
+                }
+                let nothing_left = match self.has_nothing_left(&record, evidence, spills) {
+                    Ok(nothing_left) => nothing_left,
+                    Err(error) => match error.of_one_file() {
+                        Some(why) => {
+                            tracing::error!(%ino, why, "the backing store does not say what it has");
+                            true
+                        }
+                        None => return Err(error),
+                    },
+                };
+                if nothing_left {
                     tracing::error!(
                         %ino,
                         file = %String::from_utf8_lossy(&self.path_of(ino)),

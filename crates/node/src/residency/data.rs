@@ -109,7 +109,9 @@ impl Residency {
         } else if let Some(resident) = self.peers.adopt_copy(&record)? {
             location.place = self.open_place(file.ino, resident)?;
         }
-        if location.place.is_none() && self.troubles.is_lost(file.ino) {
+        let lacks_some = location.place.is_none() || record.spilled;
+        if lacks_some && self.troubles.is_lost(file.ino) {
+            location.place = None;
             return Err(crate::error::NodeError::Lost);
         }
         let emptied = record.is_dirty() && record.attr.size == 0;
@@ -473,6 +475,11 @@ impl Residency {
         let spilled = matches!(std::mem::take(&mut location.base), Underlay::Spill(_))
             || self.has_spill_noted(ino);
         location.loaded = true;
+        if self.troubles.is_lost(ino)
+            && let Err(error) = self.give_up_all_objects(ino)
+        {
+            tracing::warn!(%ino, %error, "what a removed file has on the tiers may stay there");
+        }
         self.troubles.forget_lost(ino);
         self.above.forget_rest_gone(ino);
         self.note_removed(ino);

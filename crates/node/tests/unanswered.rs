@@ -1,0 +1,255 @@
+//! Looks of a start that get no answer: one file pays for that, by name, and nothing of it is taken for
+//! damaged or gone, nor moved or removed.
+
+mod rig;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
+
+use forebay_meta::{Embedded, EmbeddedOptions, Engine, Key, MiniTransaction, Outcome, Write};
+use forebay_node::{CheckRequest, Ino, check};
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
+
+/// Answers nothing but this error, so often.
+struct Silent {
+    operation: Operation,
+    errno: AtomicI32,
+    times: AtomicU32,
+}
+
+impl Silent {
+    fn of(operation: Operation) -> Arc<Self> {
+        Arc::new(Silent { operation, errno: AtomicI32::new(0), times: AtomicU32::new(0) })
+    }
+
+    fn answer(&self, errno: i32, times: u32) {
+        self.errno.store(errno, Ordering::SeqCst);
+        self.times.store(times, Ordering::SeqCst);
+    }
+}
+
+impl Interceptor for Silent {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let left = |times: u32| times.checked_sub(1);
+        let fails = operation == self.operation
+            && self.times.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_ok();
+        if fails { Verdict::Fail(self.errno.load(Ordering::SeqCst)) } else { Verdict::Pass }
+    }
+}
+
+const FOR_EVER: u32 = u32::MAX;
+
+fn shows(rig: &Rig, name: &str) -> Result<Vec<u8>, String> {
+    let opened = rig.node().open(&CONTEXT, rig.ino(name), libc::O_RDONLY);
+    let fh = opened.map_err(|error| error.to_string())?.fh;
+    let mut bytes = vec![0; 4 << 20];
+    let read = rig.node().read(&CONTEXT, fh, 0, &mut bytes).map_err(|error| error.to_string());
+    rig.node().release(fh);
+    bytes.truncate(read?);
+    Ok(bytes)
+}
+
+fn is_named(rig: &Rig, name: &str, what: &str) {
+    assert!(shows(rig, name).is_err(), "{what}: an older version is shown, without a word");
+    let lost = rig.node().residency().lost_files();
+    assert_eq!(lost.list, [name.as_bytes().to_vec()], "{what}");
+    assert_eq!(rig.node().residency().set_aside().files, 0, "{what}");
+}
+
+/// A file that is changed here and not below, some of it or all.
+fn changed_file(rig: &Rig, whole: bool, open: bool) -> Vec<u8> {
+    let mut bytes = noise(1, if whole { 20_000 } else { 2 * MIB });
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 5000, b"not below");
+    bytes[5000..5009].copy_from_slice(b"not below");
+    if !open {
+        rig.node().release(fh);
+    }
+    bytes
+}
+
+fn rig_over(by: &Arc<Silent>, tiers: &[u64]) -> Rig {
+    let mut rig =
+        Rig::unstarted(tiers, Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
+    rig.by_tier = Some(by.clone());
+    rig.start();
+    rig
+}
+
+#[test]
+fn dirty_object_when_a_start_gets_no_answer_then_its_file_gives_errors_until_it_does() {
+    for errno in [libc::EACCES, libc::ESTALE, libc::EMFILE] {
+        for (operation, whole, open) in [
+            (Operation::Open, true, false),
+            (Operation::Open, false, true),
+            (Operation::Map, false, false),
+        ] {
+            let what = format!("{errno}, {operation:?}, whole: {whole}, open: {open}");
+            let silent = Silent::of(operation);
+            let mut rig = rig_over(&silent, &[16 * MIB]);
+            let bytes = changed_file(&rig, whole, open);
+            rig.crash();
+            silent.answer(errno, FOR_EVER);
+            rig.start();
+            silent.answer(0, 0);
+            is_named(&rig, "file", &what);
+            rig.crash();
+            rig.start();
+            same(&shows(&rig, "file").unwrap(), &bytes, &what);
+            rig.drain();
+            same(&rig.plain("file"), &bytes, &format!("{what}, below"));
+            assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn object_when_a_start_is_short_of_descriptors_for_a_moment_then_it_is_as_it_was() {
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+        let silent = Silent::of(Operation::Open);
+        let mut rig = rig_over(&silent, &[16 * MIB]);
+        std::fs::write(rig.backing().join("copy"), noise(3, 20_000)).unwrap();
+        rig.get("copy");
+        let bytes = changed_file(&rig, true, true);
+        rig.crash();
+        rig.start();
+        let used = rig.used();
+        rig.crash();
+        silent.answer(errno, 3);
+        rig.start();
+        assert_eq!(rig.used(), used, "{errno}: a copy is forgotten");
+        same(&rig.get("file"), &bytes, &errno.to_string());
+    }
+}
+
+#[test]
+fn spill_file_when_a_start_gets_no_answer_then_its_file_gives_errors_until_it_does() {
+    for errno in [libc::EACCES, libc::ESTALE, libc::EIO] {
+        let silent = Silent::of(Operation::Open);
+        let mut rig = Rig::new(&[256 * KIB], silent.clone(), |_| {});
+        let bytes = noise(2, 2 * MIB);
+        rig.put("file", &bytes);
+        rig.crash();
+        silent.answer(errno, FOR_EVER);
+        rig.start();
+        silent.answer(0, 0);
+        is_named(&rig, "file", &errno.to_string());
+        rig.crash();
+        rig.start();
+        same(&shows(&rig, "file").unwrap(), &bytes, &errno.to_string());
+        rig.drain();
+        same(&rig.plain("file"), &bytes, &errno.to_string());
+    }
+}
+
+/// A file that was given up by a program that writes it anew, or removes it, does not come back.
+#[test]
+fn file_of_which_a_start_got_no_answer_when_it_is_written_anew_or_removed_then_nothing_comes_back()
+{
+    for removed in [false, true] {
+        let what = format!("removed: {removed}");
+        let silent = Silent::of(Operation::Open);
+        let mut rig = rig_over(&silent, &[16 * MIB, 16 * MIB]);
+        changed_file(&rig, true, false);
+        rig.crash();
+        silent.answer(libc::EACCES, FOR_EVER);
+        rig.start();
+        silent.answer(0, 0);
+        is_named(&rig, "file", &what);
+        match removed {
+            true => rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap(),
+            false => {
+                let fh = rig.open("file", libc::O_WRONLY | libc::O_TRUNC);
+                rig.write(fh, 0, b"new");
+                rig.node().release(fh);
+            }
+        }
+        rig.crash();
+        rig.start();
+        rig.drain();
+        assert_eq!(rig.node().residency().set_aside().files, 0, "{what}");
+        match removed {
+            true => assert!(!rig.backing().join("file").exists(), "{what}"),
+            false => assert_eq!(rig.plain("file"), b"new", "{what}"),
+        }
+    }
+}
+
+/// The files below a directory that belong to an inode, with what they are.
+fn files_of(dir: &Path, ino: Ino, found: &mut Vec<(PathBuf, Vec<u8>)>) {
+    for path in std::fs::read_dir(dir).into_iter().flatten().map(|it| it.unwrap().path()) {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let is_its =
+            name.starts_with(&format!("{:016x}", ino.0)) || name.contains(&format!(".{:x}", ino.0));
+        match path.is_dir() {
+            true => files_of(&path, ino, found),
+            false if is_its => found.push((path.clone(), std::fs::read(&path).unwrap())),
+            false => {}
+        }
+    }
+    found.sort();
+}
+
+fn all_files_of(rig: &Rig, ino: Ino) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    files_of(&rig.dir.join("tier0/objects"), ino, &mut found);
+    files_of(&rig.backing().join(".forebay"), ino, &mut found);
+    found.into_iter().map(|(path, _)| path).collect()
+}
+
+/// Has the record of an inode begin with another byte, its version; what it was.
+fn change_version(rig: &Rig, ino: Ino, version: u8) -> u8 {
+    let dir = rig.dir.join("tier0/state/meta");
+    let engine = Embedded::open(&dir, &EmbeddedOptions::default()).unwrap();
+    let mut bytes = vec![b'I'];
+    bytes.extend_from_slice(&ino.0.to_be_bytes());
+    let key = Key::new(ino.partition(), &bytes);
+    let look = MiniTransaction { read: vec![key.clone()], ..MiniTransaction::default() };
+    let Outcome::Committed(found) = engine.execute(&look).unwrap() else { panic!("a conflict") };
+    let mut value = found[0].clone().expect("a record");
+    let before = std::mem::replace(&mut value[0], version);
+    let write = vec![Write::Put(key, value)];
+    engine.execute(&MiniTransaction { write, ..MiniTransaction::default() }).unwrap();
+    before
+}
+
+#[test]
+fn record_that_can_not_be_decoded_when_started_then_all_that_speaks_of_it_stays() {
+    for (version, spilled) in [(0, false), (99, false), (0, true), (99, true)] {
+        let what = format!("version {version}, spilled: {spilled}");
+        let mut rig = Rig::small(if spilled { 256 * KIB } else { 8 * MIB });
+        let bytes = noise(1, 2 * MIB);
+        rig.put("file", &bytes);
+        let ino = rig.ino("file");
+        rig.crash();
+        let there = all_files_of(&rig, ino);
+        assert!(!there.is_empty(), "{what}");
+        let before = change_version(&rig, ino, version);
+        for _ in 0..2 {
+            rig.start();
+            rig.node().lookup(&CONTEXT, Ino::ROOT, b"file").expect_err("it can't be known");
+            rig.crash();
+            assert_eq!(all_files_of(&rig, ino), there, "{what}");
+        }
+        let request = CheckRequest {
+            tiers: vec![rig.dir.join("tier0")],
+            backing: Some(rig.backing()),
+            ..CheckRequest::default()
+        };
+        let told = match check(&request, &mut |_| true) {
+            Ok(checked) => format!("{checked:?}"),
+            Err(error) => error.to_string(),
+        };
+        assert!(told.contains(&ino.0.to_string()), "{what}: fsck does not name it: {told}");
+        assert_eq!(all_files_of(&rig, ino), there, "{what}, after fsck");
+        change_version(&rig, ino, before);
+        rig.start();
+        same(&rig.get("file"), &bytes, &what);
+        rig.drain();
+        same(&rig.plain("file"), &bytes, &format!("{what}, below"));
+    }
+}
