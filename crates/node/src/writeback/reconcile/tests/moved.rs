@@ -153,13 +153,16 @@ fn tree_of(bench: &Bench, dir: Ino, path: &Path, tree: &mut BTreeMap<PathBuf, St
     }
 }
 
+/// What is done here, and the inode that a worker takes in hand then.
+type Act = fn(&Bench) -> Ino;
+
 /// A kind of work.
 struct Scene {
     what: &'static str,
     /// Names that others may take.
     names: &'static [&'static str],
     prepare: fn(&Bench),
-    act: fn(&Bench) -> Ino,
+    act: Act,
 }
 
 /// Runs one scene with each thing of others at each moment, until no more comes.
@@ -382,7 +385,7 @@ fn second_name_when_others_replace_a_name_at_any_moment_then_theirs_stays() {
 #[test]
 fn new_names_when_others_take_them_at_any_moment_then_theirs_stays() {
     for kind in [FileKind::Directory, FileKind::Symlink, FileKind::Fifo, FileKind::Regular] {
-        let act: fn(&Bench) -> Ino = match kind {
+        let act: Act = match kind {
             FileKind::Directory => |bench| bench.mkdir("n"),
             FileKind::Symlink => |bench| bench.make("n", FileKind::Symlink, 0o777),
             FileKind::Fifo => |bench| bench.make("n", FileKind::Fifo, 0o600),
@@ -489,7 +492,7 @@ fn a_full_directory(bench: &Bench) {
 
 #[test]
 fn work_in_a_directory_when_others_replace_that_at_any_moment_then_theirs_stays() {
-    let acts: [(&str, fn(&Bench) -> Ino); 5] = [
+    let acts: [(&str, Act); 5] = [
         ("new file in a directory", |bench| bench.write("d/new", b"new")),
         ("new version in a directory", |bench| bench.write("d/x", b"another version")),
         ("new directory in a directory", |bench| bench.mkdir("d/new")),
