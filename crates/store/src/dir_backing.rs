@@ -20,14 +20,13 @@ use crate::backing::{
     Access, BackingEntry, BackingFile, BackingStore, Cleaned, Commit, Dir, Expect, FileSystemUsage,
     Node, RenameMode, SetAttributes, TEMPORARY_PREFIX, Temporary, XattrMode,
 };
+use crate::dir_file::DirFile;
 use crate::failpoints::fail_at;
 use crate::group::{Group, Synced};
 use crate::local::{LocalFile, retry, sync_by, timestamps};
 use crate::private::Areas;
 use crate::removal::{Known, Removed};
-use crate::{
-    AllocateMode, Attributes, Believed, Bytes, FileKind, Fingerprint, Result, StoreError, Timestamp,
-};
+use crate::{Attributes, Believed, Bytes, FileKind, Fingerprint, Result, StoreError};
 
 /// Entries per batch of a listing.
 const BATCH: usize = 256;
@@ -234,7 +233,7 @@ fn at(name: &OsStr) -> (&OsStr, AtFlags) {
     (name, if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() })
 }
 
-fn owner_of(attributes: &SetAttributes) -> (Option<Uid>, Option<Gid>) {
+pub(crate) fn owner_of(attributes: &SetAttributes) -> (Option<Uid>, Option<Gid>) {
     (attributes.uid.map(Uid::from_raw), attributes.gid.map(Gid::from_raw))
 }
 
@@ -287,52 +286,6 @@ pub(crate) fn open_beneath(
         // Filters of containers refuse openat2; one checked component with O_NOFOLLOW is as safe.
         Err(Errno::NOSYS | Errno::PERM) => retry(|| fs::openat(dir, name, flags, Mode::empty())),
         other => other,
-    }
-}
-
-/// A regular file of a [`DirBacking`].
-pub(crate) struct DirFile(pub(crate) LocalFile);
-
-crate::bytes::delegate_bytes!(DirFile, 0);
-
-impl BackingFile for DirFile {
-    fn set_attributes(&self, attributes: &SetAttributes) -> Result<()> {
-        let fd = self.0.descriptor();
-        let err = |e: Errno| StoreError::io("set attributes of", self.0.label(), e);
-        if attributes.uid.is_some() || attributes.gid.is_some() {
-            let (uid, gid) = owner_of(attributes);
-            fs::fchown(fd, uid, gid).map_err(err)?;
-        }
-        if let Some(mode) = attributes.mode {
-            fs::fchmod(fd, Mode::from_raw_mode(mode & 0o7777)).map_err(err)?;
-        }
-        if attributes.atime.is_some() || attributes.mtime.is_some() {
-            self.0.set_times(attributes.atime, attributes.mtime)?;
-        }
-        Ok(())
-    }
-
-    fn set_xattr(&self, attribute: &OsStr, value: &[u8]) -> Result<()> {
-        fs::fsetxattr(self.0.descriptor(), attribute, value, XattrFlags::empty())
-            .map_err(|e| StoreError::io("set an extended attribute of", self.0.label(), e))
-    }
-
-    fn start_writing_out(&self) {
-        let fd = self.0.descriptor().as_raw_fd();
-        // SAFETY: only integers are passed, and the descriptor is open. A file system that does not
-        // know the call writes at the sync.
-        unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
-    }
-
-    fn reopened(&self) -> Result<Arc<dyn BackingFile>> {
-        let link = format!("/proc/self/fd/{}", self.0.descriptor().as_raw_fd());
-        let opened = retry(|| fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
-            .map_err(|e| StoreError::io("open once more", self.0.label(), e))?;
-        Ok(Arc::new(DirFile(LocalFile::with_births(
-            opened,
-            self.0.label().to_owned(),
-            self.0.births(),
-        ))))
     }
 }
 

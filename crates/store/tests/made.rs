@@ -18,7 +18,7 @@ fn made_when_others_put_something_else_in_its_place_then_theirs_keeps_its_mode()
     let path = dir.path().join("made");
     let mode = || fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o7777;
     let makes: [&dyn Fn(); 2] = [&|| store.mkdir(&root, name, 0o751).unwrap(), &|| {
-        store.mknod(&root, name, Node::Fifo, 0o751).unwrap()
+        store.mknod(&root, name, Node::Fifo, 0o751).unwrap();
     }];
     for make in makes {
         make();
