@@ -284,9 +284,7 @@ pub trait BackingStore: Send + Sync {
     /// Removes a name that is no directory.
     fn unlink(&self, dir: &Dir, name: &OsStr) -> Result<()>;
 
-    /// Removes a name that is no directory if it shows what is known, and nothing else: what others have
-    /// put there keeps the name, or has it back. Where it can't be moved from its place (on another mount)
-    /// this is a check, and then the removal.
+    /// Removes a name that is no directory if it shows what is known: a check, and then the removal.
     fn unlink_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed>;
 
     /// Removes an empty directory if it is this one: a check, and then the removal.

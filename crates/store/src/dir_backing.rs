@@ -492,7 +492,7 @@ impl BackingStore for DirBacking {
     fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()> {
         self.checked(dir, name)?;
         if let Some(own) = self.own_dir() {
-            return self.rmdir_by_own(&own, (dir, name), None).map(drop);
+            return self.rmdir_by_own(&own, dir, name);
         }
         fs::unlinkat(dir, name, AtFlags::REMOVEDIR)
             .map_err(|e| self.err("remove directory", dir, name, e))

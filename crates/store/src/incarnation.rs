@@ -22,14 +22,16 @@ use crate::backing::{BackingStore, Cleaned, Dir, Temporary};
 use crate::dir_backing::{DirBacking, open_beneath, rename_no_replace};
 use crate::dir_tier::random;
 use crate::private::{Area, swap_name};
-use crate::removal::Removed;
 use crate::{FileKind, Fingerprint, Result, StoreError};
 
 /// Rounds in which a directory is emptied that somebody may still be filling.
 const ROUNDS: u32 = 64;
 
-/// What is called a file or a directory that is about to be removed.
+/// What a file that is about to be removed is called.
 const REMOVED: &str = "d.";
+/// What a directory that is about to be removed is called: anything else of that name came along, and is
+/// of others. (Earlier versions called it as files.)
+const DIRECTORY: &str = "e.";
 
 /// The directory of this start of a node.
 pub(crate) struct Own {
@@ -216,17 +218,9 @@ impl DirBacking {
     }
 
     /// As [`DirBacking::unlink_by_own`], of an empty directory.
-    pub(crate) fn rmdir_by_own(
-        &self,
-        own: &Dir,
-        (dir, name): (&Dir, &OsStr),
-        known: Option<&Fingerprint>,
-    ) -> Result<Removed> {
+    pub(crate) fn rmdir_by_own(&self, own: &Dir, dir: &Dir, name: &OsStr) -> Result<()> {
         let refused = |e| self.err("remove directory", dir, name, e);
-        let plainly = || {
-            let removed = fs::unlinkat(dir, name, AtFlags::REMOVEDIR);
-            removed.map(|()| Removed::Done).map_err(refused)
-        };
+        let plainly = || fs::unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(refused);
         // One with something in it stays where it is, also for a moment.
         let mut empty = true;
         let listed = self.list(&self.open_dir(dir, name)?, &mut |entries| {
@@ -240,27 +234,23 @@ impl DirBacking {
             Err(e) if e.errno() == libc::EACCES => return plainly(),
             Err(e) => return Err(e),
         }
-        let away = OsString::from(format!("{REMOVED}{:x}", u64::from_le_bytes(random()?)));
+        let away = OsString::from(format!("{DIRECTORY}{:x}", u64::from_le_bytes(random()?)));
         match fs::renameat(dir, name, own, &away) {
             Ok(()) => {}
             // It is on another mount; or this user may remove it, and not move it elsewhere.
             Err(Errno::XDEV | Errno::BUSY | Errno::ACCESS | Errno::PERM) => return plainly(),
             Err(e) => return Err(self.or_shut_out(refused(e))),
         }
-        if let Some(known) = known
-            && let Some(found) = self.stat_if(own, &away)?
-            && !found.same_inode(known)
-        {
-            let back = rename_no_replace(own, &away, dir, name);
-            return back.map(|()| Removed::Other).map_err(refused);
-        }
         match fs::unlinkat(own, &away, AtFlags::REMOVEDIR) {
             // Whoever shuts this one out removes it, too.
-            Ok(()) | Err(Errno::NOENT) => Ok(Removed::Done),
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => {
-                // Others have put something there since.
-                let back = rename_no_replace(own, &away, dir, name);
-                Err(refused(back.err().unwrap_or(e)))
+                // Others have put something there since. If they have taken the name as well, the clean-up
+                // keeps it.
+                if rename_no_replace(own, &away, dir, name).is_err() {
+                    self.strays.add(own, away);
+                }
+                Err(refused(e))
             }
         }
     }
@@ -285,7 +275,13 @@ fn start_of(name: &OsStr, owner: &str) -> Option<u64> {
 
 /// Whether what stands in the directory of a start is one that was moved there and is no file.
 pub(crate) fn is_kept(name: &OsStr, kind: FileKind) -> bool {
-    kind == FileKind::Directory && name.as_encoded_bytes().starts_with(REMOVED.as_bytes())
+    let name = name.as_encoded_bytes();
+    match kind {
+        FileKind::Directory => {
+            name.starts_with(REMOVED.as_bytes()) || name.starts_with(DIRECTORY.as_bytes())
+        }
+        _ => name.starts_with(DIRECTORY.as_bytes()),
+    }
 }
 
 #[cfg(test)]

@@ -4,15 +4,13 @@
 //! - `tmp/x.OWNER.INO.SELF.INODE.SIZE.SECONDS.NANOS`: a file that is about to be swapped with a
 //!   published one. SELF is its own inode number in the backing file system and the rest tells the
 //!   version that it replaces, so that a later daemon can tell which of the two it finds;
-//! - `tmp/r.OWNER.RANDOM.INODE.SIZE.SECONDS.NANOS`: a file on its way out, with the version that was to
-//!   be removed: it may be one of others;
 //! - `spill/y.` likewise for a file of the spill area, which must not be lost;
 //! - `spill/OWNER.INO`, beside it `spill/OWNER.INO.map` where the spill file has only some of the
 //!   extents, and `limbo/OWNER.KEY`;
 //! - `lost/OWNER.INO` and `lost/OWNER.INO.map`, with `-1` and so on where that is taken: a spill file
 //!   that no namespace knows;
-//! - `nodes/OWNER.EPOCH.RANDOM/`: the same `t.`, `x.`, `y.` and `r.`, and directories on their way out (`d.`), of one
-//!   start of a node that shares the store with others;
+//! - `nodes/OWNER.EPOCH.RANDOM/`: the same `t.`, `x.` and `y.`, and files (`d.`) and directories (`e.`) on their way
+//!   out, of one start of a node that shares the store with others;
 //! - `mounts/OWNER`: a note of a mount that may have what the backing store lacks.
 //!
 //! Numbers are hexadecimal.
@@ -36,7 +34,6 @@ use crate::incarnation::is_kept;
 use crate::local::{LocalFile, retry};
 use crate::ownership::shed_access_lists;
 use crate::presence::{Believed, MapFile, Presence};
-use crate::removal::is_leaving;
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 
 /// What follows the name of a spill file in that of its map.
@@ -461,12 +458,7 @@ impl DirBacking {
 
     /// Moves something to a free name in `lost/`, to `first` if that is free. Where it is now, if it was
     /// there.
-    pub(crate) fn move_aside(
-        &self,
-        from: &Dir,
-        own: &OsStr,
-        first: OsString,
-    ) -> Result<Option<PathBuf>> {
+    fn move_aside(&self, from: &Dir, own: &OsStr, first: OsString) -> Result<Option<PathBuf>> {
         let mut name = first.clone();
         for number in 1.. {
             let moved = self.in_area(Area::Lost, |lost| {
@@ -633,10 +625,7 @@ impl DirBacking {
             {
                 cleaned.removed += 1;
             }
-            swap if is_kept(name, found.kind)
-                || is_foreign(swap.as_ref(), &found)
-                || is_leaving(name, &found) == Some(false) =>
-            {
+            swap if is_kept(name, found.kind) || is_foreign(swap.as_ref(), &found) => {
                 self.in_area(Area::Limbo, |limbo| {
                     rename_no_replace(tmp, name, limbo, name)
                         .map_err(|e| self.err("keep in limbo", tmp, name, e))

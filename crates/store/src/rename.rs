@@ -110,10 +110,6 @@ impl DirBacking {
         let removed = removed.map_err(|error| Errno::from_raw_os_error(error.errno()));
         match answer_at!("store.replace.answer_of_unlink", removed) {
             Ok(Removed::Done | Removed::Other) => Ok(()),
-            Ok(Removed::Kept(kept)) => {
-                tracing::warn!(kept = %kept.display(), "a file of others, whose name they have given to another, is kept");
-                Ok(())
-            }
             // Whatever the answer says.
             Err(e) if self.has_version(from, version)? == Some(true) => {
                 self.put_back(from, to, own)?;

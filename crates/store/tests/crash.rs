@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use forebay_store::backing::{Access, DirBacking, Known, RenameMode};
+use forebay_store::backing::{Access, DirBacking, RenameMode};
 use forebay_store::tier::DirTier;
 use forebay_store::{BackingStore, Commit, Expect, FAILPOINTS, Header, Tier};
 
@@ -19,10 +19,8 @@ fn name() -> &'static OsStr {
 /// What a child does before it dies.
 const RENAME: &str = "rename";
 const RENAME_REFUSED: &str = "rename over a version of others";
-const REMOVE: &str = "remove";
-const REMOVE_REFUSED: &str = "remove what others have replaced";
 
-/// The child of the kill test of renames over a version, and of removals.
+/// The child of the kill test of renames over a version.
 #[test]
 fn child_of_names() {
     let (Ok(dir), Ok(point)) = (std::env::var("CRASH_DIR"), std::env::var("CRASH_POINT")) else {
@@ -32,18 +30,15 @@ fn child_of_names() {
     let store = DirBacking::open(format!("{dir}/backing"), "n").unwrap();
     let (root, other) = (store.root(), OsStr::new("g"));
     let known = store.stat(&root, name()).unwrap().fingerprint();
-    if what == RENAME_REFUSED || what == REMOVE_REFUSED {
+    if what == RENAME_REFUSED {
         std::fs::write(format!("{dir}/new"), "theirs").unwrap();
         std::fs::rename(format!("{dir}/new"), format!("{dir}/backing/f")).unwrap();
     }
     // SAFETY: ends the process at once, as a kill would, without touching any memory.
     fail::cfg_callback(&point, || unsafe { libc::_exit(DIED) }).unwrap();
     let mode = RenameMode::ReplaceVersion(known);
-    match &*what {
-        RENAME => store.rename(&root, other, &root, name(), mode).unwrap(),
-        RENAME_REFUSED => _ = store.rename(&root, other, &root, name(), mode).unwrap_err(),
-        _ => _ = store.unlink_known(&root, name(), &Known::Version(known)).unwrap(),
-    }
+    let renamed = store.rename(&root, other, &root, name(), mode);
+    assert_eq!(renamed.is_err(), what == RENAME_REFUSED);
 }
 
 /// All that users find: below the root, and where the clean-up says that it has kept something.
@@ -61,12 +56,11 @@ fn texts(backing: &Path) -> Vec<String> {
 }
 
 #[test]
-fn daemon_killed_in_a_rename_over_a_version_or_a_removal_then_nothing_of_others_is_lost() {
+fn daemon_killed_in_a_rename_over_a_version_then_nothing_of_others_is_lost() {
     let mut died = std::collections::BTreeSet::new();
-    let is_of_names =
-        |point: &&str| point.starts_with("store.replace.") || point.starts_with("store.removal.");
+    let is_of_names = |point: &&str| point.starts_with("store.replace.");
     for point in FAILPOINTS.iter().copied().filter(is_of_names) {
-        for what in [RENAME, RENAME_REFUSED, REMOVE, REMOVE_REFUSED] {
+        for what in [RENAME, RENAME_REFUSED] {
             let dir = tempfile::tempdir_in("/dev/shm").unwrap();
             let backing = dir.path().join("backing");
             std::fs::create_dir(&backing).unwrap();
@@ -89,8 +83,7 @@ fn daemon_killed_in_a_rename_over_a_version_or_a_removal_then_nothing_of_others_
             let left = texts(&backing);
             let has = |text: &str| left.iter().any(|left| left == text);
             assert!(has("ours"), "{point} {what}: {left:?}");
-            let theirs = what == RENAME_REFUSED || what == REMOVE_REFUSED;
-            assert_eq!(has("theirs"), theirs, "{point} {what}: {left:?}");
+            assert_eq!(has("theirs"), what == RENAME_REFUSED, "{point} {what}: {left:?}");
             // The version that was known is gone, or stands under one of the names.
             assert!(left.len() <= 2, "{point} {what}: {left:?}");
             let tmp = std::fs::read_dir(backing.join(".forebay/tmp")).map_or(0, Iterator::count);
@@ -198,10 +191,10 @@ fn daemon_killed_at_any_fail_point_loses_nothing_and_leaves_no_litter() {
         assert_eq!(private.map_or(0, Iterator::count), 0, "{point} leaves litter");
         store.open_file(&store.root(), name(), Access::Read).unwrap();
     }
-    // A commit does not come by those of a rename over a known version and of a removal.
+    // A commit does not come by those of a rename over a known version.
     let expected: Vec<_> = FAILPOINTS
         .iter()
-        .filter(|p| !p.starts_with("store.replace.") && !p.starts_with("store.removal."))
+        .filter(|p| !p.starts_with("store.replace."))
         .filter(|p| !matches!(**p, "store.commit.before_copy_beside" | "store.limbo.before_move"))
         .copied()
         .filter(|p| !matches!(*p, "store.presence.after_clear" | "store.make.before_mode"))

@@ -1,5 +1,4 @@
 //! Removals of what somebody has looked at, under foreign changes: nothing else goes.
-#![cfg(feature = "failpoints")]
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,8 +6,6 @@ use std::path::Path;
 
 use forebay_store::BackingStore;
 use forebay_store::backing::{DirBacking, Known, Removed};
-
-const BEFORE_BACK: &str = "store.removal.before_back";
 
 fn os(name: &str) -> &OsStr {
     OsStr::new(name)
@@ -30,7 +27,7 @@ fn replace(dir: &Path, text: &str) {
 }
 
 #[test]
-fn removal_when_others_have_put_something_there_then_theirs_stays_and_twice_is_kept() {
+fn removal_when_others_have_put_something_there_then_theirs_stays() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirBacking::open(dir.path(), "n").unwrap();
     let (path, root) = (dir.path(), store.root());
@@ -62,34 +59,6 @@ fn removal_when_others_have_put_something_there_then_theirs_stays_and_twice_is_k
     fs::write(&f, "changed in place").unwrap();
     assert_eq!(remove(&known).unwrap(), Removed::Done);
     assert_eq!(left_in_private(path), 0);
-
-    // They take the name again while theirs is looked at.
-    fs::write(&f, "known").unwrap();
-    let known = version(&store, "f");
-    replace(path, "of others");
-    let meanwhile = path.to_path_buf();
-    fail::cfg_callback(BEFORE_BACK, move || replace(&meanwhile, "newer")).unwrap();
-    let Removed::Kept(kept) = remove(&known).unwrap() else { panic!("not kept") };
-    fail::remove(BEFORE_BACK);
-    assert_eq!(fs::read_to_string(&f).unwrap(), "newer");
-    assert_eq!(fs::read_to_string(kept).unwrap(), "of others");
-
-    answers_that_say_nothing(path, &store);
-}
-
-/// A store may carry something out and answer with an error all the same.
-fn answers_that_say_nothing(dir: &Path, store: &DirBacking) {
-    for answer in ["store.removal.answer_of_move", "store.removal.answer_of_unlink"] {
-        fs::write(dir.join("f"), "known").unwrap();
-        let known = version(store, "f");
-        fail::cfg(answer, "1*return->off").unwrap();
-        assert_eq!(store.unlink_known(&store.root(), os("f"), &known).unwrap(), Removed::Done);
-        fail::remove(answer);
-        assert!(!dir.join("f").exists());
-    }
-    store.remove_strays().unwrap();
-    // Only what was kept above.
-    assert_eq!(left_in_private(dir), 1);
 }
 
 #[test]
@@ -114,4 +83,26 @@ fn removal_of_a_directory_when_others_have_put_another_there_then_theirs_stays()
         assert_eq!(store.rmdir_known(&root, os("aside"), &known).unwrap(), Removed::Done);
         assert!(!dir.path().join("aside").exists());
     }
+}
+
+/// What came along in the place of a directory, and could not be given back, is not the node's to remove.
+#[test]
+fn file_of_others_that_was_moved_for_a_directory_when_its_node_is_shut_out_then_it_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (
+        DirBacking::open(dir.path(), "one").unwrap(),
+        DirBacking::open(dir.path(), "two").unwrap(),
+    );
+    one.act_as(1).unwrap();
+    two.act_as(1).unwrap();
+    let nodes = fs::read_dir(dir.path().join(".forebay/nodes")).unwrap();
+    let mut names = nodes.map(|entry| entry.unwrap().path());
+    let is_ones =
+        |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("one.");
+    let own = names.find(is_ones).unwrap();
+    fs::write(own.join("e.1"), "of others").unwrap();
+    let cleaned = two.shut_out("one", Some(1)).unwrap();
+    assert_eq!(cleaned.kept, ["e.1"]);
+    let kept = fs::read_to_string(dir.path().join(".forebay/limbo/e.1")).unwrap();
+    assert_eq!(kept, "of others");
 }

@@ -45,6 +45,8 @@ struct ReplacedFiles {
     files: VecDeque<(Instant, Ino)>,
     /// The same without their order.
     waiting: HashSet<Ino>,
+    /// Those of which it was said that the namespace does not release them.
+    refused: HashSet<Ino>,
     /// A thread sees to them.
     attended: bool,
     /// It is letting go of some that are not among the files any more.
@@ -202,14 +204,17 @@ impl Node {
             }
         }
         if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
-            tracing::warn!(
-                %ino,
-                %error,
-                "a removed file can't be released in the namespace; it is tried again"
-            );
+            if self.names.unlink_grace.0.lock().refused.insert(ino) {
+                tracing::warn!(
+                    %ino,
+                    %error,
+                    "a removed file can't be released in the namespace; it is tried again"
+                );
+            }
             self.let_go_later(ino);
             return false;
         }
+        self.names.unlink_grace.0.lock().refused.remove(&ino);
         match self.meta.get(ino) {
             Ok(record) => {
                 self.queue(&record);

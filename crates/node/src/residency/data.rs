@@ -414,9 +414,11 @@ impl Residency {
                 return (attr, blocks);
             }
         }
+        // In the table, and not loaded: its record is all that it says of itself.
+        let loaded = matches!(&location, Some((_, Some(location))) if location.loaded);
         drop(location);
-        if file.is_none()
-            && self.unsettled.has_unheld(ino)
+        if !loaded
+            && self.unsettled.has(ino)
             && let Some((size, mtime)) = self.written_to_object(ino)
         {
             show_written(&mut attr, size, mtime);

@@ -23,7 +23,7 @@ pub(crate) const IN_HAND: &str = "somebody waits for a slow device with the file
 
 /// One of them.
 struct Waiting {
-    /// Holds it in use, so that a look at it shows what was written.
+    /// Holds it in use, and with it what it has open.
     file: Option<FileRef>,
     why: String,
     /// The number of the entry: one that is made meanwhile is of newer bytes.
@@ -41,8 +41,8 @@ pub(crate) struct Told {
 #[derive(Default)]
 pub(crate) struct Unsettled {
     table: Mutex<Table>,
-    /// How many are not held in use: a look at an inode mostly need not ask for them.
-    not_held: AtomicUsize,
+    /// How many there are: a look at an inode mostly need not ask for them.
+    count: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Unsettled {
     }
 
     fn count(&self, table: &Table) {
-        self.not_held.store(table.files.len() - table.held, Ordering::Release);
+        self.count.store(table.files.len(), Ordering::Release);
     }
 
     /// All of them.
@@ -106,9 +106,8 @@ impl Unsettled {
         table.files.iter().map(told).collect()
     }
 
-    /// Whether one waits that is not held in use.
-    pub(crate) fn has_unheld(&self, ino: Ino) -> bool {
-        self.not_held.load(Ordering::Acquire) > 0
-            && self.table.lock().files.get(&ino.0).is_some_and(|waiting| waiting.file.is_none())
+    /// Whether a file waits.
+    pub(crate) fn has(&self, ino: Ino) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.table.lock().files.contains_key(&ino.0)
     }
 }

@@ -327,6 +327,7 @@ impl Writeback {
         if any_left {
             self.settle_directories(until)?;
         }
+        // Also one that could be settled since: perhaps no pass has met it.
         for (ino, why) in unsettled {
             synced.failed += 1;
             if synced.failures.len() < MAX_TOLD {

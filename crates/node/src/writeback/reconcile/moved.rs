@@ -87,8 +87,12 @@ impl Writeback {
     /// is, after the move, and there it stays.
     fn has_come_along(&self, from: &Link, source: &Source, found: &Attributes) -> Result<bool> {
         let Some(held) = &source.held else { return Ok(false) };
-        if self.backing.stat(held, os(b""))?.same_inode(&found.fingerprint()) {
-            return Ok(true);
+        match self.backing.stat(held, os(b"")) {
+            Ok(now) if now.same_inode(&found.fingerprint()) => return Ok(true),
+            Ok(_) => {}
+            // Over NFS a handle of what others have replaced is not valid any more.
+            Err(error) if matches!(error.class(), ErrorClass::Stale | ErrorClass::NotFound) => {}
+            Err(error) => return Err(error.into()),
         }
         let stood = self.backing.last_place(held);
         let old = self.backing.last_place(&source.dir).map(|dir| dir.join(os(&from.name)));
@@ -118,9 +122,20 @@ impl Writeback {
             Ok(()) => {}
             // They have removed it by now.
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {}
-            // They have taken the name as well: it stays, and whoever wants this one finds it there.
-            Err(error) if error.class() == Some(ErrorClass::Exists) => work.foreign(to),
-            Err(error) => return Err(error),
+            // It stays, and whoever wants this one finds it there: they have taken the name as well, or it
+            // can't be given back.
+            Err(error) => {
+                if error.class() != Some(ErrorClass::Exists) {
+                    tracing::warn!(
+                        from = %from.name.escape_ascii(),
+                        to = %to.name.escape_ascii(),
+                        %error,
+                        "what others have put under the old name of a moved file has come to the new one, \
+                         and can't be given back: move it"
+                    );
+                }
+                work.foreign(to);
+            }
         }
         work.went(from);
         work.went(to);
@@ -144,11 +159,8 @@ impl Writeback {
         let back = self.own_change(&[(from.parent, from_dir)], || {
             Ok(self.backing.unpark(key, from_dir, os(&from.name))?)
         });
-        if let Err(error) = back {
-            if error.class() != Some(ErrorClass::Exists) {
-                return Err(error);
-            }
-            // They have taken the name as well.
+        if back.is_err() {
+            // They have taken the name as well, or it can't be given back now.
             if let Some(kept) = self.backing.set_parked_aside(key)? {
                 let kept = std::os::unix::ffi::OsStringExt::into_vec(kept.into_os_string());
                 self.remember(from, Some(kept), REPLACED);

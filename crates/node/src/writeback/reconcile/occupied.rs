@@ -161,13 +161,8 @@ impl Writeback {
     /// # Errors
     /// [`NodeError::Busy`] if something else stands under the name than what was to be removed.
     pub(super) fn after_removal_below(&self, link: &Link, removed: Removed) -> Result<()> {
-        match removed {
-            Removed::Done => return Ok(()),
-            Removed::Other => {}
-            Removed::Kept(kept) => {
-                let kept = std::os::unix::ffi::OsStringExt::into_vec(kept.into_os_string());
-                self.remember(link, Some(kept), "removed here, replaced twice by others");
-            }
+        if removed == Removed::Done {
+            return Ok(());
         }
         // It may have come and gone between two looks at its directory.
         self.doubt_listing(link.parent)?;
