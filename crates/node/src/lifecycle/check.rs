@@ -20,6 +20,7 @@ use crate::lifecycle::trust::{Places, Trusted};
 use crate::lifecycle::{former, members};
 use crate::node::METADATA;
 use crate::residency::doubt;
+use crate::residency::left_behind::LeftBehind;
 use crate::residency::synced::is_cut;
 use crate::writeback::parked;
 
@@ -125,6 +126,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         trusted: trusted_now(&state_dir, &tiers, &seen),
         seen,
         checked,
+        left_behind: LeftBehind::load(&state_dir)?,
         usable: HashSet::new(),
         damaged: HashSet::new(),
         given_up: Vec::new(),
@@ -142,10 +144,8 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     check.spill_files()?;
     check.dirty_records()?;
     for tier in &tiers {
-        check
-            .checked
-            .set_aside
-            .extend(recover::set_aside(tier.path())?.into_iter().map(|a| a.path));
+        let aside = recover::set_aside(tier.path())?;
+        check.checked.set_aside.extend(aside.into_iter().map(|aside| aside.path));
     }
     let Check { checked, seen, .. } = check;
     if request.accept_loss {
@@ -358,6 +358,8 @@ pub(super) struct Check<'a> {
     /// What the next start believes.
     pub(super) trusted: Trusted,
     pub(super) checked: Checked,
+    /// Objects that count no more, whatever they say, and that their tiers did not give up.
+    pub(super) left_behind: LeftBehind,
     /// Inodes with an object that can be used.
     pub(super) usable: HashSet<u64>,
     /// Inodes with an object that can't be, and that stands where it stood.
@@ -470,6 +472,14 @@ impl Check<'_> {
 
     /// What is wrong with a file of a tier, if anything: it is to be set aside.
     fn object(&mut self, tier: &DirTier, finding: &Finding) -> Result<Option<String>> {
+        let header = match &finding.class {
+            Class::Valid { header, .. } | Class::MapMissing { header } => Some(&**header),
+            _ => None,
+        };
+        if finding.ino.is_some_and(|ino| self.left_behind.is_known(Ino(ino), tier, header)) {
+            self.checked.leftovers += 1;
+            return Ok(None);
+        }
         let shown = finding.path.display();
         Ok(match (&finding.class, finding.ino) {
             (Class::Valid { header, .. }, Some(ino)) => {
