@@ -14,6 +14,7 @@ use forebay_types::Ino;
 
 use crate::config::BACKING_SETTING;
 use crate::error::{NodeError, Result};
+use crate::lifecycle::members::Members;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::right_store::{self, Seen};
 use crate::lifecycle::trust::{Places, Trusted};
@@ -165,11 +166,22 @@ fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> 
     if request.tiers.iter().any(is_tier) {
         return Ok(false);
     }
-    members::forget_notes(backing, &request.tiers, &mut |owner, tiers| {
+    members::forget_notes(backing, &request.tiers, &mut |owner, members, first| {
+        let tiers = members.names();
         checked.problem(true, format!("{tiers}: given up, with what was only there"));
-        set_spills_aside(backing, owner, checked)
+        match first && !has_index(request, members) {
+            true => set_spills_aside(backing, owner, checked),
+            false => Ok(()),
+        }
     })?;
     Ok(true)
+}
+
+/// Whether the index of a mount is there, where it was not on a tier that is not.
+fn has_index(request: &CheckRequest, members: &Members) -> bool {
+    let noted = PathBuf::from(std::ffi::OsString::from_vec(members.state.clone()));
+    let noted = Some(noted).filter(|state| state.is_absolute());
+    noted.iter().chain(&request.state_dir).any(|state| state.join(METADATA).is_dir())
 }
 
 /// What lies in the backing store of files whose names were on a first tier that is given up.
