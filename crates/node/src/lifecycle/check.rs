@@ -227,6 +227,8 @@ pub fn accept_store(
     let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
     forebay_store::check_own(&state_dir)?;
     let dirs: Vec<&Path> = opened.iter().map(|(tier, _)| tier.path()).collect();
+    // That it is the store is said now: what its mark was is needed no more.
+    mend_mark(&DirBacking::open(backing, &first.id().to_string())?, true, &mut checked)?;
     let known = members::accept_store(backing, &state_dir, &dirs)?;
     if state_dir.join(METADATA).exists() {
         crate::cluster::bind_to_namespace(&state_dir, None)?;
@@ -297,9 +299,8 @@ fn mend_mark(backing: &DirBacking, repairs: bool, checked: &mut Checked) -> Resu
         backing.remove_mark()?;
     }
     let what = match repairs {
-        true => {
-            "the mark of the backing store can't be read; the next mount makes a new one".into()
-        }
+        true => "the mark of the backing store can't be read; a new one is made where it is needed"
+            .into(),
         false => error.to_string(),
     };
     checked.problem(repairs, what);
