@@ -101,13 +101,17 @@ impl NodeError {
             | NodeError::BackingTimeout { .. }
             | NodeError::Busy
             | NodeError::Lost
-            | NodeError::RestGone
-            | NodeError::Meta(MetaError::Corrupt { .. } | MetaError::NewerFormat { .. }) => {
-                Some(self.to_string())
-            }
+            | NodeError::RestGone => Some(self.to_string()),
+            NodeError::Meta(error) if is_undecodable(error) => Some(self.to_string()),
             _ => None,
         }
     }
+}
+
+/// Whether there is a record that this program can't read: nothing is known of its inode, and all that
+/// speaks of it stays.
+pub(crate) fn is_undecodable(error: &MetaError) -> bool {
+    matches!(error, MetaError::Corrupt { .. } | MetaError::NewerFormat { .. })
 }
 
 /// Whether an error says that an inode is not there any more.

@@ -173,3 +173,56 @@ fn object_of_a_removed_file_that_stays_over_several_starts_then_it_is_not_set_as
     let request = CheckRequest { tiers: vec![rig.dir.join("tier0")], ..CheckRequest::default() };
     assert_eq!(check(&request, &mut |_| true).unwrap().problems, 0);
 }
+
+fn fsck(rig: &Rig, how: &str) -> forebay_node::Checked {
+    let request = CheckRequest {
+        tiers: rig.config.tiers.iter().map(|tier| tier.dir.clone()).collect(),
+        backing: Some(rig.backing()),
+        repair: how == "--repair",
+        accept_loss: how == "--accept-loss",
+        ..CheckRequest::default()
+    };
+    check(&request, &mut |_| true).unwrap()
+}
+
+/// Its file is as the backing store has it.
+#[test]
+fn stale_copy_that_stays_and_whose_header_is_damaged_when_repaired_then_its_file_is_no_newer() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
+    rig.get("file");
+    let object = object_of(&rig, 0, "file").expect("no copy");
+    keeps.on.store(true, Ordering::SeqCst);
+    let bytes = noise(2, 200_007);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    same(&rig.get("file"), &bytes, "theirs");
+    rig.crash();
+    assert!(object.exists(), "it was removed all the same");
+    rustix::fs::removexattr(&object, "user.forebay").unwrap();
+    for how in ["fsck", "--repair"] {
+        let found = fsck(&rig, how);
+        assert_eq!(found.problems, 0, "{how}: {found:?}");
+        assert!(found.leftovers > 0, "{how}: {found:?}");
+    }
+    rig.start();
+    same(&rig.get("file"), &bytes, "after the repair");
+    assert_eq!(rig.node().residency().lost_files().files, 0);
+}
+
+/// What was left behind is no reason to call it usable.
+#[test]
+fn file_whose_object_is_gone_when_an_older_one_was_left_behind_then_it_is_said_and_given_up() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    moved_and_left(&rig, &keeps);
+    let object = object_of(&rig, 1, "file").expect("it was moved");
+    rig.crash();
+    std::fs::remove_file(object).unwrap();
+    let found = fsck(&rig, "fsck");
+    assert!(
+        found.details.iter().any(|it| it.contains("file: ") && it.contains("gone")),
+        "{found:?}"
+    );
+    let found = fsck(&rig, "--accept-loss");
+    assert!(found.details.iter().any(|it| it.contains("given up")), "{found:?}");
+    assert_eq!(fsck(&rig, "fsck").problems, 0);
+}

@@ -59,3 +59,45 @@ fn files_past_the_tier_when_the_only_tier_is_given_up_then_each_is_set_aside_and
     assert_eq!(node.residency().set_aside().files, 2);
     assert!(node.stop(Duration::from_secs(10)));
 }
+
+/// Their names are in an index that is still there.
+#[test]
+fn files_past_the_tiers_when_their_index_is_there_then_none_is_set_aside() {
+    for lower in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for made in ["backing", "tier0", "tier1", "state"] {
+            std::fs::create_dir(at(made)).unwrap();
+        }
+        let tiers =
+            ["tier0", "tier1"].map(|name| TierConfig { dir: at(name), size_bytes: 4 * KIB });
+        let mut config = NodeConfig::new(at("backing"), tiers.to_vec());
+        config.writeback = WritebackPolicy::OnEviction;
+        config.create_tier = true;
+        config.state_dir = Some(at("state")).filter(|_| !lower);
+        let node = Node::start(config).unwrap();
+        let new = NewFile { mode: 0o600, umask: 0 };
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let fh = node.create_and_open(&CONTEXT, Ino::ROOT, b"file", new, flags).unwrap().1.fh;
+        let bytes = noise(1, 100 * KIB);
+        assert_eq!(node.write(&CONTEXT, fh, 0, &bytes).unwrap(), bytes.len());
+        node.fsync(&CONTEXT, fh, false).unwrap();
+        node.release(fh);
+        assert!(node.stop(Duration::from_secs(10)));
+        drop(node);
+        let spills = files_below(&at("backing/.forebay/spill"));
+        assert!(!spills.is_empty());
+        let gone = at(if lower { "tier1" } else { "tier0" });
+        std::fs::remove_dir_all(&gone).unwrap();
+        std::fs::create_dir(&gone).unwrap();
+        let request = CheckRequest {
+            tiers: vec![gone],
+            backing: Some(at("backing")),
+            accept_loss: true,
+            ..CheckRequest::default()
+        };
+        let checked = check(&request, &mut |_| true).unwrap();
+        assert_eq!(checked.problems, checked.repaired, "lower: {lower}: {:?}", checked.details);
+        assert_eq!(files_below(&at("backing/.forebay/spill")), spills, "lower: {lower}");
+    }
+}

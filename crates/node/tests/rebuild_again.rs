@@ -189,3 +189,39 @@ fn numbers_of_new_files_when_the_index_is_new_then_lie_above_all_that_was_set_as
         }
     }
 }
+
+/// As one of which the device does not give up the inode. A rebuild that ends there can't be ended at all.
+#[test]
+fn rebuild_when_a_tier_gives_up_no_object_then_it_ends_and_nothing_comes_back_twice() {
+    let _one = ONE.lock();
+    for lost in [false, true] {
+        let mut rig = Rig::small(4 * MIB);
+        let copied = noise(1, 20 * KIB);
+        std::fs::write(rig.backing().join("copied"), &copied).unwrap();
+        same(&rig.get("copied"), &copied, "copied");
+        let written = noise(2, 100 * KIB);
+        rig.put("written", &written);
+        end(&mut rig);
+        assert_eq!(files_below(&objects(&rig)).len(), 2);
+        if lost {
+            lose_index(&rig);
+        }
+        for _ in 0..2 {
+            fail::cfg("store.remove.before", "return").unwrap();
+            let checked = rig.check(true);
+            fail::remove("store.remove.before");
+            assert_eq!(checked.problems, checked.repaired, "{lost}: {:?}", checked.details);
+        }
+        for _ in 0..2 {
+            rig.start();
+            same(&rig.get("copied"), &copied, "copied, after");
+            same(&rig.get("written"), &written, "written, after");
+            assert_eq!(rig.node().residency().set_aside().files, 0, "{lost}");
+            rig.drain();
+            let mut names: Vec<_> = rig.left_in_backing();
+            names.retain(|name| !name.starts_with(".forebay"));
+            assert_eq!(names, ["copied", "written"], "{lost}");
+            end(&mut rig);
+        }
+    }
+}

@@ -6,7 +6,7 @@ mod rig;
 
 use std::path::{Path, PathBuf};
 
-use forebay_node::{CheckRequest, Checked, NodeError, check};
+use forebay_node::{CheckRequest, Checked, NodeError, accept_store, check};
 use rig::kept::{end, files_below, objects, only, spills};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -116,4 +116,30 @@ fn copy_with_a_damaged_header_when_the_store_is_not_seen_then_its_file_is_not_ta
         same(&rig.get("file"), &bytes, "as the store has it");
         assert_eq!(rig.node().residency().lost_files().files, 0, "{instead:?}");
     }
+}
+
+/// Nothing is left then that says that it is the store, but the administrator.
+#[test]
+fn moved_store_whose_mark_is_damaged_when_accepted_then_it_is_used_again() {
+    let mut rig = Rig::small(8 * MIB);
+    let bytes = noise(1, 20_000);
+    rig.put("file", &bytes);
+    end(&mut rig);
+    let moved = rig.dir.join("moved");
+    std::fs::create_dir(&moved).unwrap();
+    for entry in std::fs::read_dir(rig.backing()).unwrap().map(|it| it.unwrap()) {
+        std::fs::rename(entry.path(), moved.join(entry.file_name())).unwrap();
+    }
+    std::fs::remove_dir(rig.backing()).unwrap();
+    std::fs::rename(&moved, rig.backing()).unwrap();
+    std::fs::write(rig.backing().join(".forebay/store"), b"torn").unwrap();
+    let said = run(&rig, "--rebuild").expect_err("it is not known").to_string();
+    assert!(said.contains("--accept-store"), "{said}");
+    let tiers = [rig.dir.join("tier0")];
+    let accepted = accept_store(&rig.backing(), &tiers, None).unwrap();
+    assert_eq!(accepted.problems, accepted.repaired, "{accepted:?}");
+    assert_eq!(rig.check(false).problems, 0);
+    rig.start();
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
 }

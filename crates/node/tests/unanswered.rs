@@ -113,8 +113,9 @@ fn object_when_a_start_is_short_of_descriptors_for_a_moment_then_it_is_as_it_was
         let silent = Silent::of(Operation::Open);
         let mut rig = rig_over(&silent, &[16 * MIB]);
         std::fs::write(rig.backing().join("copy"), noise(3, 20_000)).unwrap();
-        rig.get("copy");
+        // After both are there: what appears in a directory right after it was read may not be seen.
         let bytes = changed_file(&rig, true, true);
+        rig.get("copy");
         rig.crash();
         rig.start();
         let used = rig.used();
@@ -251,5 +252,52 @@ fn record_that_can_not_be_decoded_when_started_then_all_that_speaks_of_it_stays(
         same(&rig.get("file"), &bytes, &what);
         rig.drain();
         same(&rig.plain("file"), &bytes, &format!("{what}, below"));
+    }
+}
+
+/// What a program removed while it had it open, and what waits in limbo for a name.
+#[test]
+fn removed_file_of_which_the_record_can_not_be_decoded_when_started_then_all_else_is_served() {
+    for version in [0, 99] {
+        let mut rig = Rig::small(8 * MIB);
+        rig.put("other", b"other");
+        let fh = rig.create("file");
+        rig.write(fh, 0, &noise(1, 100 * KIB));
+        let ino = rig.ino("file");
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+        rig.crash();
+        let owner = forebay_store::tier::identity(&rig.config.tiers[0].dir).unwrap().unwrap();
+        let limbo = rig.backing().join(".forebay/limbo");
+        std::fs::create_dir_all(&limbo).unwrap();
+        std::fs::write(limbo.join(format!("{owner}.{:x}", ino.0)), b"of nobody knows what")
+            .unwrap();
+        let there = all_files_of(&rig, ino);
+        assert_eq!(there.len(), 2, "{there:?}");
+        let before = change_version(&rig, ino, version);
+        for repair in [false, true] {
+            rig.start();
+            assert_eq!(rig.get("other"), b"other", "{version}");
+            rig.crash();
+            let request = CheckRequest {
+                tiers: vec![rig.dir.join("tier0")],
+                backing: Some(rig.backing()),
+                repair,
+                ..CheckRequest::default()
+            };
+            match check(&request, &mut |_| true) {
+                Ok(checked) => {
+                    let said = checked.details.join("\n");
+                    assert!(said.contains(&ino.0.to_string()), "{version}: {said}");
+                }
+                // Of a newer version.
+                Err(error) => assert_eq!(version, 99, "{error}"),
+            }
+            assert_eq!(all_files_of(&rig, ino), there, "{version}");
+        }
+        change_version(&rig, ino, before);
+        rig.start();
+        rig.drain();
+        let left: Vec<_> = all_files_of(&rig, ino);
+        assert!(!left.iter().any(|path| path.starts_with(rig.dir.join("tier0"))), "{left:?}");
     }
 }

@@ -14,12 +14,14 @@ use forebay_types::Ino;
 
 use crate::config::BACKING_SETTING;
 use crate::error::{NodeError, Result};
+use crate::lifecycle::members::Members;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::right_store::{self, Seen};
 use crate::lifecycle::trust::{Places, Trusted};
 use crate::lifecycle::{former, members};
 use crate::node::METADATA;
 use crate::residency::doubt;
+use crate::residency::left_behind::LeftBehind;
 use crate::residency::synced::is_cut;
 use crate::writeback::parked;
 
@@ -125,6 +127,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         trusted: trusted_now(&state_dir, &tiers, &seen),
         seen,
         checked,
+        left_behind: LeftBehind::load(&state_dir)?,
         usable: HashSet::new(),
         damaged: HashSet::new(),
         given_up: Vec::new(),
@@ -142,10 +145,8 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     check.spill_files()?;
     check.dirty_records()?;
     for tier in &tiers {
-        check
-            .checked
-            .set_aside
-            .extend(recover::set_aside(tier.path())?.into_iter().map(|a| a.path));
+        let aside = recover::set_aside(tier.path())?;
+        check.checked.set_aside.extend(aside.into_iter().map(|aside| aside.path));
     }
     let Check { checked, seen, .. } = check;
     if request.accept_loss {
@@ -165,11 +166,22 @@ fn give_up_notes(request: &CheckRequest, checked: &mut Checked) -> Result<bool> 
     if request.tiers.iter().any(is_tier) {
         return Ok(false);
     }
-    members::forget_notes(backing, &request.tiers, &mut |owner, tiers| {
+    members::forget_notes(backing, &request.tiers, &mut |owner, members, first| {
+        let tiers = members.names();
         checked.problem(true, format!("{tiers}: given up, with what was only there"));
-        set_spills_aside(backing, owner, checked)
+        match first && !has_index(request, members) {
+            true => set_spills_aside(backing, owner, checked),
+            false => Ok(()),
+        }
     })?;
     Ok(true)
+}
+
+/// Whether the index of a mount is there, where it was not on a tier that is not.
+fn has_index(request: &CheckRequest, members: &Members) -> bool {
+    let noted = PathBuf::from(std::ffi::OsString::from_vec(members.state.clone()));
+    let noted = Some(noted).filter(|state| state.is_absolute());
+    noted.iter().chain(&request.state_dir).any(|state| state.join(METADATA).is_dir())
 }
 
 /// What lies in the backing store of files whose names were on a first tier that is given up.
@@ -215,6 +227,8 @@ pub fn accept_store(
     let state_dir = request.state_dir.clone().unwrap_or_else(|| first.path().join("state"));
     forebay_store::check_own(&state_dir)?;
     let dirs: Vec<&Path> = opened.iter().map(|(tier, _)| tier.path()).collect();
+    // That it is the store is said now: what its mark was is needed no more.
+    mend_mark(&DirBacking::open(backing, &first.id().to_string())?, true, &mut checked)?;
     let known = members::accept_store(backing, &state_dir, &dirs)?;
     if state_dir.join(METADATA).exists() {
         crate::cluster::bind_to_namespace(&state_dir, None)?;
@@ -285,9 +299,8 @@ fn mend_mark(backing: &DirBacking, repairs: bool, checked: &mut Checked) -> Resu
         backing.remove_mark()?;
     }
     let what = match repairs {
-        true => {
-            "the mark of the backing store can't be read; the next mount makes a new one".into()
-        }
+        true => "the mark of the backing store can't be read; a new one is made where it is needed"
+            .into(),
         false => error.to_string(),
     };
     checked.problem(repairs, what);
@@ -358,6 +371,8 @@ pub(super) struct Check<'a> {
     /// What the next start believes.
     pub(super) trusted: Trusted,
     pub(super) checked: Checked,
+    /// Objects that count no more, whatever they say, and that their tiers did not give up.
+    pub(super) left_behind: LeftBehind,
     /// Inodes with an object that can be used.
     pub(super) usable: HashSet<u64>,
     /// Inodes with an object that can't be, and that stands where it stood.
@@ -470,6 +485,14 @@ impl Check<'_> {
 
     /// What is wrong with a file of a tier, if anything: it is to be set aside.
     fn object(&mut self, tier: &DirTier, finding: &Finding) -> Result<Option<String>> {
+        let header = match &finding.class {
+            Class::Valid { header, .. } | Class::MapMissing { header } => Some(&**header),
+            _ => None,
+        };
+        if finding.ino.is_some_and(|ino| self.left_behind.is_known(Ino(ino), tier, header)) {
+            self.checked.leftovers += 1;
+            return Ok(None);
+        }
         let shown = finding.path.display();
         Ok(match (&finding.class, finding.ino) {
             (Class::Valid { header, .. }, Some(ino)) => {

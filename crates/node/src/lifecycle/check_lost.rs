@@ -47,14 +47,17 @@ impl Check<'_> {
                 continue;
             }
             if let Some((tier, aside, header)) = self.to_put_back(&record)? {
-                let repaired = self.repairs();
-                if repaired {
-                    recover::put_back(tier, &aside, record.ino.0, &header)?;
-                }
                 let kept = aside.path.display();
-                self.checked.problem(repaired, match repaired {
-                    true => format!("{path}: its object was set aside as {kept}, and is put back"),
-                    false => format!("{path}: its object was set aside as {kept}; `forebay fsck --repair` puts it back"),
+                let put_back = self.repairs().then(|| -> Result<()> {
+                    // Under its name is what counts no more, or a note says so of what is put back.
+                    self.left_behind.clear(record.ino, tier)?;
+                    Ok(recover::put_back(tier, &aside, record.ino.0, &header)?)
+                });
+                let repaired = matches!(put_back, Some(Ok(())));
+                self.checked.problem(repaired, match put_back {
+                    Some(Ok(())) => format!("{path}: its object was set aside as {kept}, and is put back"),
+                    Some(Err(error)) => format!("{path}: its object was set aside as {kept}, and can't be put back: {error}"),
+                    None => format!("{path}: its object was set aside as {kept}; `forebay fsck --repair` puts it back"),
                 });
                 continue;
             }

@@ -213,7 +213,7 @@ impl Members {
         crate::state_files::replace(dir, FILE, &self.encode_file())
     }
 
-    fn names(&self) -> String {
+    pub(crate) fn names(&self) -> String {
         let names: Vec<_> = self.tiers.iter().map(|tier| shown(&tier.path)).collect();
         names.join(" ")
     }
@@ -510,11 +510,12 @@ fn check_notes(config: &NodeConfig, given: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Takes away the notes of mounts with a tier in one of these places; `before` hears their owners and tiers.
+/// Takes away the notes of mounts with a tier in one of these places; `before` hears their owners, what they
+/// say, and whether the first tier was in one of them.
 pub(crate) fn forget_notes(
     backing: &Path,
     dirs: &[PathBuf],
-    before: &mut dyn FnMut(&str, &str) -> Result<()>,
+    before: &mut dyn FnMut(&str, &Members, bool) -> Result<()>,
 ) -> Result<()> {
     let backing = DirBacking::open(backing, READER)?;
     let places = dirs.iter().map(|dir| place_of(dir).into_os_string().into_vec());
@@ -523,8 +524,9 @@ pub(crate) fn forget_notes(
         let Ok(Found::Sound(members)) = Members::decode_file(note, PathBuf::from(&owner)) else {
             continue;
         };
-        if members.host == this_host() && members.tiers.iter().any(|it| places.contains(&it.path)) {
-            before(&owner, &members.names())?;
+        let gone = |tier: &Member| places.contains(&tier.path);
+        if members.host == this_host() && members.tiers.iter().any(gone) {
+            before(&owner, &members, members.tiers.first().is_some_and(gone))?;
             backing.forget_mount(&owner)?;
         }
     }
@@ -535,7 +537,8 @@ pub(crate) fn forget_notes(
 pub(crate) fn leave_note(backing: &DirBacking, config: &NodeConfig, tiers: &[&dyn Tier]) -> bool {
     let members = Members {
         namespace: String::new(),
-        state: Vec::new(),
+        state: state_dir(config)
+            .map_or_else(Vec::new, |state| absolute(&state).into_os_string().into_vec()),
         backing: absolute(&config.backing).as_os_str().as_bytes().to_vec(),
         drained: false,
         tiers: tiers.iter().map(|tier| Member::of(*tier)).collect(),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use forebay_meta::{NewInode, Record};
 use forebay_store::backing::Access;
-use forebay_store::{Bytes, Header, Object, Presence, Temporary, Tier};
+use forebay_store::{Bytes, Header, Object, Presence, Temporary};
 use forebay_types::{FileKind, Ino};
 use rustix::io::Errno;
 
@@ -125,9 +125,9 @@ fn is_doubtful(found: &Found<'_>, old: &dyn Object, len: u64) -> Result<bool> {
 
 impl Node {
     /// Gives a dirty object its name back, under a new inode number; the old object goes when the
-    /// new one is durable.
-    pub(crate) fn readopt(&self, tier: &dyn Tier, found: &Found<'_>) -> Result<Option<Brought>> {
-        let header = found.header;
+    /// new one is durable, or counts no more.
+    pub(crate) fn readopt(&self, on: u8, found: &Found<'_>) -> Result<Option<Brought>> {
+        let (tier, header) = (&*self.residency.tiers[usize::from(on)].tier, found.header);
         let path = PathBuf::from(&header.path);
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
             return Ok(None);
@@ -142,7 +142,7 @@ impl Node {
         let present = complement(&missing, stat.size);
         if let Some(before) = self.brought_back_before(found, name.as_bytes(), &*old, &present)? {
             self.backing.remove_spill(header.ino)?;
-            tier.remove(header.ino)?;
+            self.residency.give_up_object(on, Ino(header.ino))?;
             return Ok(Some(before));
         }
         let rest = self.rest_of(found, &missing)?;
@@ -173,7 +173,7 @@ impl Node {
             self.backing.remove_spill(header.ino)?;
             fail_at!("node.rebuild.spill_gone");
         }
-        tier.remove(header.ino)?;
+        self.residency.give_up_object(on, Ino(header.ino))?;
         self.brought(record.ino).map(Some)
     }
 

@@ -2,7 +2,8 @@
 //! about themselves, and what the index that is replaced still says about spill files.
 //!
 //! Nothing that may be the only copy is removed before its bytes are durable elsewhere. What can't be
-//! given a name is set aside.
+//! given a name is set aside. What can be neither stays where it is and is named: it ends no rebuild, for
+//! nothing else may use the state before one has ended.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -113,7 +114,7 @@ impl Node {
                     map.believe_what_was_synced(true)?;
                 }
                 Err(StoreError::Damaged { .. } | StoreError::Version { .. }) | Ok(_) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => tracing::warn!(ino, %error, "the map of a spill file can't be read"),
             }
         }
         Ok(())
@@ -140,15 +141,28 @@ impl Node {
     fn rebuild_parked(&self, checked: &mut Checked) -> Result<()> {
         for stray in parked::strays(&self.meta, &*self.backing)? {
             let name = self.backing.parked_name(stray.ino.0);
-            if let Some(kept) = parked::settle(&self.meta, &*self.backing, &stray)? {
-                let (name, kept) = (name.display(), kept.display());
-                checked.problem(
-                    true,
-                    format!(".forebay/limbo/{name}: nobody knows its name: set aside as {kept}"),
-                );
-            }
+            let said = match parked::settle(&self.meta, &*self.backing, &stray) {
+                Ok(None) => continue,
+                Ok(Some(kept)) => Ok(format!("set aside as {}", kept.display())),
+                Err(error) => Err(format!("it stays where it is: {error}")),
+            };
+            let (Ok(what) | Err(what)) = &said;
+            let name = name.display();
+            checked.problem(
+                said.is_ok(),
+                format!(".forebay/limbo/{name}: nobody knows its name: {what}"),
+            );
         }
         Ok(())
+    }
+
+    /// An object that nobody needs goes. One that its tier keeps counts no more for that, to the next start
+    /// nor to another rebuild.
+    fn dismiss(&self, tier: u8, ino: u64, checked: &mut Checked) {
+        if let Err(error) = self.residency.give_up_object(tier, Ino(ino)) {
+            let what = format!("object {ino}: nobody needs it, and it stays: {error}");
+            checked.problem(false, what);
+        }
     }
 
     fn rebuild_tier(
@@ -159,8 +173,9 @@ impl Node {
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let index = place.index;
+        let on = u8::try_from(index).unwrap_or(u8::MAX);
         let tier = self.residency.tiers[index].tier.clone();
-        self.put_back_known(&*tier, place.former, checked)?;
+        self.put_back_known(index, place.former, checked)?;
         let mut known = Vec::new();
         tier.list(&mut |ino, header| {
             known.push((ino, header));
@@ -181,7 +196,7 @@ impl Node {
             }
             let why = match &header {
                 Ok(header) if self.is_left_behind(index, Ino(ino), header) => {
-                    tier.remove(ino)?;
+                    self.dismiss(on, ino, checked);
                     continue;
                 }
                 Ok(header) if header.dirty => {
@@ -196,7 +211,7 @@ impl Node {
                             spills: place.trusted.spills,
                             again: &done.again,
                         };
-                        self.readopt(&*tier, &found)
+                        self.readopt(on, &found)
                     });
                     match brought {
                         Ok(Some(brought)) => {
@@ -213,11 +228,15 @@ impl Node {
                 }
                 // Clean copies are in the backing store, too.
                 Ok(_) => {
-                    tier.remove(ino)?;
+                    self.dismiss(on, ino, checked);
                     continue;
                 }
-                Err(error) if error.errno() == libc::ENODATA && tier.open(ino)?.is_empty()? => {
-                    tier.remove(ino)?;
+                Err(_) if self.residency.is_known_left_behind(index, Ino(ino), None) => {
+                    self.dismiss(on, ino, checked);
+                    continue;
+                }
+                Err(error) if error.errno() == libc::ENODATA && is_empty(&*tier, ino) => {
+                    self.dismiss(on, ino, checked);
                     continue;
                 }
                 Err(error) => error.to_string(),
@@ -230,21 +249,21 @@ impl Node {
 
     /// Gives objects a header again that have none which can be read, where the replaced index knows
     /// what they are, and can't be wrong about which of their bytes count.
-    fn put_back_known(
-        &self,
-        tier: &dyn Tier,
-        former: &Former,
-        checked: &mut Checked,
-    ) -> Result<()> {
+    fn put_back_known(&self, index: usize, former: &Former, checked: &mut Checked) -> Result<()> {
+        let tier = &*self.residency.tiers[index].tier;
         let mut damaged = Vec::new();
         tier.list(&mut |ino, header| {
-            if header.is_err() && former.of(ino).is_some() {
+            let counts = !self.residency.is_known_left_behind(index, Ino(ino), None);
+            if header.is_err() && former.of(ino).is_some() && counts {
                 damaged.push(ino);
             }
             ControlFlow::Continue(())
         })?;
         for ino in damaged {
-            tier.set_aside(ino)?;
+            if let Err(error) = tier.set_aside(ino) {
+                // Said when its turn comes.
+                tracing::warn!(ino, %error, "a damaged object stays");
+            }
         }
         for aside in recover::set_aside(tier.path())? {
             let Some((ino, file)) = aside.ino.and_then(|ino| Some((ino, former.of(ino)?))) else {
@@ -284,13 +303,23 @@ impl Node {
                 Ok(all && said && len >= known.size)
             };
             let sound = match whole {
-                true => is_all()?,
+                true => is_all().unwrap_or(false),
                 false => recover::has_sound_map(&aside, ino),
             };
             if sound && tier.open(ino).is_err() {
                 let header = header.unwrap_or_else(|| Header { whole, ..known.clone() });
-                put_back_as_dirty(tier, &aside, ino, header)?;
-                checked.problem(true, format!("object {ino}: its header was made anew"));
+                match put_back_as_dirty(tier, &aside, ino, header) {
+                    Ok(()) => {
+                        checked.problem(true, format!("object {ino}: its header was made anew"));
+                    }
+                    Err(error) => {
+                        let (path, kept) = (known.path.display(), aside.path.display());
+                        let what = format!(
+                            "{path}: its object is set aside as {kept}, and can't be put back: {error}"
+                        );
+                        checked.problem(false, what);
+                    }
+                }
             }
         }
         Ok(())
@@ -313,7 +342,11 @@ impl Node {
                 continue;
             }
             if former.unfinished.contains(&ino) {
-                self.backing.remove_spill(ino)?;
+                if let Err(error) = self.backing.remove_spill(ino) {
+                    let what =
+                        format!("spill file {ino:x}: nobody needs it, and it stays: {error}");
+                    checked.problem(false, what);
+                }
                 continue;
             }
             let known = former.of(ino).filter(|known| known.header.spilled);
@@ -340,9 +373,10 @@ impl Node {
                     let of = known.map_or_else(String::new, |known| {
                         format!(" of {}", known.header.path.to_string_lossy())
                     });
-                    let kept = match self.backing.set_spill_aside(ino)? {
-                        Some(kept) => format!("set aside as {}", kept.display()),
-                        None => "there is only its map".into(),
+                    let kept = match self.backing.set_spill_aside(ino) {
+                        Ok(Some(kept)) => format!("set aside as {}", kept.display()),
+                        Ok(None) => "there is only its map".into(),
+                        Err(error) => format!("it stays where it is: {error}"),
                     };
                     checked.problem(false, format!("spill file {ino:x}{of}: {why}: {kept}"));
                 }
@@ -379,6 +413,10 @@ fn sound_map(
     }
     map.believe_what_was_synced(true)?;
     Ok(Some(map))
+}
+
+fn is_empty(tier: &dyn Tier, ino: u64) -> bool {
+    tier.open(ino).and_then(|object| object.is_empty()).unwrap_or(false)
 }
 
 /// An object that can't be brought back.

@@ -10,7 +10,7 @@ use forebay_types::{FileKind, Ino};
 
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::error::{NodeError, Result};
+use crate::error::{NodeError, Result, is_undecodable};
 use crate::failpoints::fail_at;
 use crate::lifecycle::trust::{Trust, Trusted};
 use crate::lifecycle::which_counts::Standing;
@@ -149,9 +149,13 @@ impl Node {
         let mut released = Vec::new();
         for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
             let is_unseen = self.meta.get(ino).is_ok_and(|record| record.has_unseen_names());
-            self.meta.release_orphan(ino, clock::wall_time())?;
-            if !is_unseen {
-                released.push(ino.0);
+            match self.meta.release_orphan(ino, clock::wall_time()) {
+                Ok(_) if is_unseen => {}
+                Ok(_) => released.push(ino.0),
+                Err(error) if is_undecodable(&error) => {
+                    tracing::error!(%ino, %error, "a removed file stays: nothing is known of it");
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(released)
@@ -768,13 +772,6 @@ impl Node {
         }
         Ok(usable)
     }
-}
-
-/// Whether there is a record that this program can't read: nothing is known of its inode, and all that
-/// speaks of it stays.
-fn is_undecodable(error: &forebay_meta::Error) -> bool {
-    use forebay_meta::Error::{Corrupt, NewerFormat};
-    matches!(error, Corrupt { .. } | NewerFormat { .. })
 }
 
 /// Opens an object and its map; `None` if the map that it needs is not there. Of a map that may not

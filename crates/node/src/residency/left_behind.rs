@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_store::{Header, StoreError, Tier};
+use forebay_store::{ErrorClass, Header, StoreError, Tier};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
@@ -101,6 +101,33 @@ impl LeftBehind {
         state_files::replace(&self.notes, &name_of(which), header)
     }
 
+    /// Whether an object that a tier has was left behind there, by the header that it has, if that can be
+    /// read.
+    pub(crate) fn is_known(&self, ino: Ino, tier: &dyn Tier, header: Option<&Header>) -> bool {
+        // No allocation as long as there are none.
+        let any = self.any.load(Ordering::Acquire);
+        let known = any.then(|| self.get(&which(ino, tier))).flatten();
+        known.is_some_and(|left| {
+            left.header.is_empty() || header.is_none_or(|found| found.encode() == left.header)
+        })
+    }
+
+    /// One of a tier that nobody uses goes, durably, and then its note.
+    ///
+    /// # Errors
+    /// When the tier still keeps it.
+    pub(crate) fn clear(&self, ino: Ino, tier: &dyn Tier) -> Result<()> {
+        let which = which(ino, tier);
+        if self.get(&which).is_none() {
+            return Ok(());
+        }
+        match tier.remove(ino.0) {
+            Err(error) if error.class() != ErrorClass::NotFound => return Err(error.into()),
+            _ => tier.settle_removals(ino.0)?,
+        }
+        Ok(self.forget(&which)?)
+    }
+
     fn forget(&self, which: &Which) -> std::io::Result<()> {
         state_files::remove(&self.notes, &name_of(which))?;
         let mut of = self.of.lock();
@@ -108,6 +135,10 @@ impl LeftBehind {
         self.any.store(!of.is_empty(), Ordering::Release);
         Ok(())
     }
+}
+
+fn which(ino: Ino, tier: &dyn Tier) -> Which {
+    (ino.0, tier.id().to_string())
 }
 
 fn name_of((ino, tier): &Which) -> String {
@@ -122,7 +153,7 @@ fn parse_name(name: &str) -> Option<Which> {
 
 impl Residency {
     fn which(&self, tier: usize, ino: Ino) -> Which {
-        (ino.0, self.tiers[tier].tier.id().to_string())
+        which(ino, &*self.tiers[tier].tier)
     }
 
     /// Whether an object that a tier has was left behind there, by the header that it has, if that can be
@@ -133,13 +164,7 @@ impl Residency {
         ino: Ino,
         header: Option<&Header>,
     ) -> bool {
-        if !self.left_behind.any.load(Ordering::Acquire) {
-            return false;
-        }
-        let known = self.left_behind.get(&self.which(tier, ino));
-        known.is_some_and(|left| {
-            left.header.is_empty() || header.is_none_or(|found| found.encode() == left.header)
-        })
+        self.left_behind.is_known(ino, &*self.tiers[tier].tier, header)
     }
 
     /// An object of a file counts no more, and goes. What its tier does not give up counts no more for that.
@@ -194,7 +219,7 @@ impl Residency {
 
     /// What a tier has of an inode number is another file's, in a namespace that is made anew.
     pub(crate) fn forget_left_behind_on(&self, tier: &dyn Tier, ino: Ino) -> Result<()> {
-        let which = (ino.0, tier.id().to_string());
+        let which = which(ino, tier);
         match self.left_behind.get(&which) {
             Some(_) => Ok(self.left_behind.forget(&which)?),
             None => Ok(()),

@@ -10,7 +10,7 @@ use forebay_store::backing::PRIVATE;
 use forebay_store::{BackingStore, ErrorClass};
 use forebay_types::Ino;
 
-use crate::error::Result;
+use crate::error::{Result, is_undecodable};
 use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 use crate::writeback::reconcile::is_own;
@@ -36,6 +36,11 @@ pub(crate) fn strays(meta: &MetaStore, backing: &dyn BackingStore) -> Result<Vec
             Ok(record) if record.backing.links.contains(&parked_link(ino)) => continue,
             Ok(record) => stands_there(backing, &record)?,
             Err(forebay_meta::Error::Stale(_)) => false,
+            // It may claim it. fsck names the record.
+            Err(error) if is_undecodable(&error) => {
+                tracing::error!(%ino, %error, "what is in .forebay/limbo stays: nothing is known of its file");
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         strays.push(Stray { ino, known });
