@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_node::{CheckRequest, check};
+use forebay_node::{CheckRequest, Ino, check};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -21,6 +21,10 @@ struct Keeps {
     opens_once_less: AtomicBool,
     /// Something was to be removed.
     removed: AtomicBool,
+    /// Nor takes a header.
+    takes_no_header: AtomicBool,
+    /// Nor anything else.
+    is_dead: AtomicBool,
 }
 
 impl Interceptor for Keeps {
@@ -37,8 +41,11 @@ impl Interceptor for Keeps {
                     && self.removed.swap(false, Ordering::SeqCst)
                     && self.opens_once_less.swap(false, Ordering::SeqCst)
             }
+            Operation::Header => is_its && self.takes_no_header.load(Ordering::SeqCst),
             _ => false,
         };
+        let is_dead = is_its && self.is_dead.load(Ordering::SeqCst);
+        let refuses = refuses || is_dead && operation != Operation::Usage;
         if is_its && operation == Operation::Remove {
             self.removed.store(true, Ordering::SeqCst);
         }
@@ -47,13 +54,19 @@ impl Interceptor for Keeps {
 }
 
 fn rig_that_keeps(tiers: &[u64]) -> (Rig, Arc<Keeps>) {
-    let mut rig =
+    let rig =
         Rig::unstarted(tiers, Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
+    over_one_that_keeps(rig)
+}
+
+fn over_one_that_keeps(mut rig: Rig) -> (Rig, Arc<Keeps>) {
     let keeps = Keeps {
         first: rig.config.tiers[0].dir.clone(),
         on: AtomicBool::new(false),
         opens_once_less: AtomicBool::new(false),
         removed: AtomicBool::new(false),
+        takes_no_header: AtomicBool::new(false),
+        is_dead: AtomicBool::new(false),
     };
     let keeps = Arc::new(keeps);
     rig.by_tier = Some(keeps.clone());
@@ -156,7 +169,7 @@ fn object_of_a_removed_file_that_stays_over_several_starts_then_it_is_not_set_as
     rig.put("file", &noise(1, 20_000));
     let object = object_of(&rig, 0, "file").expect("an object");
     keeps.on.store(true, Ordering::SeqCst);
-    rig.node().unlink(&CONTEXT, forebay_node::Ino::ROOT, b"file").unwrap();
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
     rig.drain();
     for _ in 0..3 {
         rig.crash();
@@ -172,4 +185,31 @@ fn object_of_a_removed_file_that_stays_over_several_starts_then_it_is_not_set_as
     rig.crash();
     let request = CheckRequest { tiers: vec![rig.dir.join("tier0")], ..CheckRequest::default() };
     assert_eq!(check(&request, &mut |_| true).unwrap().problems, 0);
+}
+
+/// Its file system was shut down: it answers nothing.
+#[test]
+fn tier_that_is_dead_when_files_are_opened_that_it_never_had_then_they_are_served_and_not_noted() {
+    for elsewhere in [false, true] {
+        let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
+        let state = if elsewhere { rig.dir.join("state") } else { rig.dir.join("tier0/state") };
+        rig.config.state_dir = elsewhere.then(|| state.clone());
+        let (rig, keeps) = over_one_that_keeps(rig);
+        for file in 0..5 {
+            let size = if file < 3 { 20_000 } else { 300 * KIB };
+            std::fs::write(rig.backing().join(format!("{file}")), noise(file, size)).unwrap();
+        }
+        (0..5).for_each(|file| assert_ne!(rig.ino(&format!("{file}")), Ino::ROOT));
+        let away = rig.dir.join("away");
+        keeps.is_dead.store(true, Ordering::SeqCst);
+        keeps.on.store(true, Ordering::SeqCst);
+        std::fs::rename(rig.dir.join("tier0"), &away).unwrap();
+        for file in 0..5 {
+            let size = if file < 3 { 20_000 } else { 300 * KIB };
+            let found = rig.get(&format!("{file}"));
+            same(&found, &noise(file, size), &format!("{file}, state elsewhere: {elsewhere}"));
+        }
+        std::fs::rename(&away, rig.dir.join("tier0")).unwrap();
+        assert!(!state.join("left-behind").exists(), "it was noted");
+    }
 }

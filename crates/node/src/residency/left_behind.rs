@@ -21,7 +21,7 @@ use forebay_store::{Header, StoreError, Tier};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::residency::Residency;
 use crate::state_files;
 
@@ -149,7 +149,13 @@ impl Residency {
     pub(crate) fn give_up_object(&self, tier: u8, ino: Ino) -> Result<()> {
         match self.remove_object(tier, ino) {
             Ok(()) => self.forget_left_behind(tier, ino),
-            Err(error) => self.leave_behind(tier, ino, &error),
+            Err(error) => {
+                if let NodeError::Store(error) = &error {
+                    // Nothing new goes to a tier that has failed, and there is no end of such notes.
+                    self.is_tiers_failure(tier, error);
+                }
+                self.leave_behind(tier, ino, &error)
+            }
         }
     }
 
