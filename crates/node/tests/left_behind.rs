@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_node::{CheckRequest, Ino, check};
+use forebay_node::{CheckRequest, Ino, SetAttr, check};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -185,6 +185,24 @@ fn object_of_a_removed_file_that_stays_over_several_starts_then_it_is_not_set_as
     rig.crash();
     let request = CheckRequest { tiers: vec![rig.dir.join("tier0")], ..CheckRequest::default() };
     assert_eq!(check(&request, &mut |_| true).unwrap().problems, 0);
+}
+
+/// Its tier has cut it, and refuses all that follows.
+#[test]
+fn clean_copy_that_is_cut_and_can_neither_be_removed_nor_noted_when_read_then_it_is_as_below() {
+    let (rig, keeps) = rig_that_keeps(&[4 * MIB]);
+    let bytes = noise(1, 20_000);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    same(&rig.get("file"), &bytes, "before");
+    assert!(object_of(&rig, 0, "file").is_some(), "no copy");
+    std::fs::write(rig.dir.join("tier0/state/left-behind"), "no directory").unwrap();
+    keeps.takes_no_header.store(true, Ordering::SeqCst);
+    keeps.on.store(true, Ordering::SeqCst);
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino("file"), &set).unwrap_err();
+    keeps.on.store(false, Ordering::SeqCst);
+    assert_eq!(rig.size("file"), 20_000, "it is empty");
+    same(&rig.get("file"), &bytes, "after");
 }
 
 /// Its file system was shut down: it answers nothing.
