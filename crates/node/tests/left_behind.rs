@@ -140,6 +140,27 @@ fn dirty_object_left_behind_by_a_move_when_its_file_was_written_back_since_then_
     }
 }
 
+/// Neither its file nor the mount pays for that.
+#[test]
+fn note_that_can_not_be_read_when_started_then_its_object_counts_no_more() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    let mut bytes = moved_and_left(&rig, &keeps);
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    write_over(&rig, "file", 1000, b"newer data");
+    rig.drain();
+    rig.crash();
+    let notes = rig.dir.join("tier0/state/left-behind");
+    for note in std::fs::read_dir(&notes).unwrap().map(|note| note.unwrap().path()) {
+        std::fs::remove_file(&note).unwrap();
+        std::fs::create_dir(&note).unwrap();
+    }
+    rig.start();
+    same(&rig.get("file"), &bytes, "file");
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
 /// Others change a file below whose copy can't be removed, and then it is written here.
 #[test]
 fn stale_copy_that_stays_when_its_file_is_written_elsewhere_then_that_counts() {
