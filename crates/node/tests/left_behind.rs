@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_node::{CheckRequest, check};
+use forebay_node::{CheckRequest, Ino, SetAttr, check};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -21,6 +21,10 @@ struct Keeps {
     opens_once_less: AtomicBool,
     /// Something was to be removed.
     removed: AtomicBool,
+    /// Nor takes a header.
+    takes_no_header: AtomicBool,
+    /// Nor anything else.
+    is_dead: AtomicBool,
 }
 
 impl Interceptor for Keeps {
@@ -37,8 +41,11 @@ impl Interceptor for Keeps {
                     && self.removed.swap(false, Ordering::SeqCst)
                     && self.opens_once_less.swap(false, Ordering::SeqCst)
             }
+            Operation::Header => is_its && self.takes_no_header.load(Ordering::SeqCst),
             _ => false,
         };
+        let is_dead = is_its && self.is_dead.load(Ordering::SeqCst);
+        let refuses = refuses || is_dead && operation != Operation::Usage;
         if is_its && operation == Operation::Remove {
             self.removed.store(true, Ordering::SeqCst);
         }
@@ -47,13 +54,19 @@ impl Interceptor for Keeps {
 }
 
 fn rig_that_keeps(tiers: &[u64]) -> (Rig, Arc<Keeps>) {
-    let mut rig =
+    let rig =
         Rig::unstarted(tiers, Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
+    over_one_that_keeps(rig)
+}
+
+fn over_one_that_keeps(mut rig: Rig) -> (Rig, Arc<Keeps>) {
     let keeps = Keeps {
         first: rig.config.tiers[0].dir.clone(),
         on: AtomicBool::new(false),
         opens_once_less: AtomicBool::new(false),
         removed: AtomicBool::new(false),
+        takes_no_header: AtomicBool::new(false),
+        is_dead: AtomicBool::new(false),
     };
     let keeps = Arc::new(keeps);
     rig.by_tier = Some(keeps.clone());
@@ -127,6 +140,27 @@ fn dirty_object_left_behind_by_a_move_when_its_file_was_written_back_since_then_
     }
 }
 
+/// Neither its file nor the mount pays for that.
+#[test]
+fn note_that_can_not_be_read_when_started_then_its_object_counts_no_more() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    let mut bytes = moved_and_left(&rig, &keeps);
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    write_over(&rig, "file", 1000, b"newer data");
+    rig.drain();
+    rig.crash();
+    let notes = rig.dir.join("tier0/state/left-behind");
+    for note in std::fs::read_dir(&notes).unwrap().map(|note| note.unwrap().path()) {
+        std::fs::remove_file(&note).unwrap();
+        std::fs::create_dir(&note).unwrap();
+    }
+    rig.start();
+    same(&rig.get("file"), &bytes, "file");
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
 /// Others change a file below whose copy can't be removed, and then it is written here.
 #[test]
 fn stale_copy_that_stays_when_its_file_is_written_elsewhere_then_that_counts() {
@@ -156,7 +190,7 @@ fn object_of_a_removed_file_that_stays_over_several_starts_then_it_is_not_set_as
     rig.put("file", &noise(1, 20_000));
     let object = object_of(&rig, 0, "file").expect("an object");
     keeps.on.store(true, Ordering::SeqCst);
-    rig.node().unlink(&CONTEXT, forebay_node::Ino::ROOT, b"file").unwrap();
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
     rig.drain();
     for _ in 0..3 {
         rig.crash();
@@ -225,4 +259,47 @@ fn file_whose_object_is_gone_when_an_older_one_was_left_behind_then_it_is_said_a
     let found = fsck(&rig, "--accept-loss");
     assert!(found.details.iter().any(|it| it.contains("given up")), "{found:?}");
     assert_eq!(fsck(&rig, "fsck").problems, 0);
+/// Its tier has cut it, and refuses all that follows.
+#[test]
+fn clean_copy_that_is_cut_and_can_neither_be_removed_nor_noted_when_read_then_it_is_as_below() {
+    let (rig, keeps) = rig_that_keeps(&[4 * MIB]);
+    let bytes = noise(1, 20_000);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    same(&rig.get("file"), &bytes, "before");
+    assert!(object_of(&rig, 0, "file").is_some(), "no copy");
+    std::fs::write(rig.dir.join("tier0/state/left-behind"), "no directory").unwrap();
+    keeps.takes_no_header.store(true, Ordering::SeqCst);
+    keeps.on.store(true, Ordering::SeqCst);
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino("file"), &set).unwrap_err();
+    keeps.on.store(false, Ordering::SeqCst);
+    assert_eq!(rig.size("file"), 20_000, "it is empty");
+    same(&rig.get("file"), &bytes, "after");
+}
+
+/// Its file system was shut down: it answers nothing.
+#[test]
+fn tier_that_is_dead_when_files_are_opened_that_it_never_had_then_they_are_served_and_not_noted() {
+    for elsewhere in [false, true] {
+        let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
+        let state = if elsewhere { rig.dir.join("state") } else { rig.dir.join("tier0/state") };
+        rig.config.state_dir = elsewhere.then(|| state.clone());
+        let (rig, keeps) = over_one_that_keeps(rig);
+        for file in 0..5 {
+            let size = if file < 3 { 20_000 } else { 300 * KIB };
+            std::fs::write(rig.backing().join(format!("{file}")), noise(file, size)).unwrap();
+        }
+        (0..5).for_each(|file| assert_ne!(rig.ino(&format!("{file}")), Ino::ROOT));
+        let away = rig.dir.join("away");
+        keeps.is_dead.store(true, Ordering::SeqCst);
+        keeps.on.store(true, Ordering::SeqCst);
+        std::fs::rename(rig.dir.join("tier0"), &away).unwrap();
+        for file in 0..5 {
+            let size = if file < 3 { 20_000 } else { 300 * KIB };
+            let found = rig.get(&format!("{file}"));
+            same(&found, &noise(file, size), &format!("{file}, state elsewhere: {elsewhere}"));
+        }
+        std::fs::rename(&away, rig.dir.join("tier0")).unwrap();
+        assert!(!state.join("left-behind").exists(), "it was noted");
+    }
 }

@@ -103,6 +103,30 @@ fn read_of(rig: &Rig, name: &str) -> Result<Vec<u8>, String> {
     read.map(|read| all[..read].to_vec())
 }
 
+/// Of a file in two parts the spill file is gone, and the other part is on the tier.
+#[test]
+fn lost_file_with_an_object_when_it_is_written_anew_then_it_is_as_written() {
+    let (mut rig, _, store) = rig_with_a_spilled_file(true);
+    rig.crash();
+    let spills = rig::kept::files_below(&rig::kept::spills(&rig));
+    assert!(!spills.is_empty(), "no spill file");
+    spills.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    rig.start();
+    assert_eq!(rig.node().residency().lost_files().files, 1);
+    let used = rig.used();
+    let fh = rig.open("spilled", libc::O_WRONLY | libc::O_TRUNC);
+    rig.write(fh, 0, b"written anew");
+    rig.node().release(fh);
+    assert_eq!(read_of(&rig, "spilled"), Ok(b"written anew".to_vec()));
+    assert!(rig.used() < used, "its room stays charged");
+    store.publish();
+    rig.drain();
+    assert_eq!(rig.plain("spilled"), b"written anew");
+    rig.crash();
+    rig.start();
+    assert_eq!(read_of(&rig, "spilled"), Ok(b"written anew".to_vec()));
+}
+
 /// What lies in the spill file is the file, where nobody was told that what lies on the tier lasts.
 #[test]
 fn map_of_a_spilled_file_when_cut_short_and_nothing_was_synced_then_the_spill_file_counts() {

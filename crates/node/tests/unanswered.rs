@@ -11,6 +11,7 @@ use std::time::Duration;
 use forebay_meta::{Embedded, EmbeddedOptions, Engine, Key, MiniTransaction, Outcome, Write};
 use forebay_node::{CheckRequest, Ino, check};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_testing::wait_until;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
 /// Answers nothing but this error, so often.
@@ -112,6 +113,8 @@ fn object_when_a_start_is_short_of_descriptors_for_a_moment_then_it_is_as_it_was
     for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
         let silent = Silent::of(Operation::Open);
         let mut rig = rig_over(&silent, &[16 * MIB]);
+        // Both are there before the directory is looked at.
+        std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
         std::fs::write(rig.backing().join("copy"), noise(3, 20_000)).unwrap();
         // After both are there: what appears in a directory right after it was read may not be seen.
         let bytes = changed_file(&rig, true, true);
@@ -178,6 +181,55 @@ fn file_of_which_a_start_got_no_answer_when_it_is_written_anew_or_removed_then_n
             false => assert_eq!(rig.plain("file"), b"new", "{what}"),
         }
     }
+}
+
+/// A move was cut short, and what was made by it has been written since.
+#[test]
+fn older_object_of_a_moved_file_when_it_gets_no_answer_what_is_newer_then_its_file_is_usable() {
+    let silent = Silent::of(Operation::Open);
+    let mut rig = rig_over(&silent, &[MIB, 16 * MIB]);
+    let mut bytes = noise(3, 600 * KIB);
+    rig.put("file", &bytes);
+    let ino = rig.ino("file");
+    let mut found = Vec::new();
+    files_of(&rig.dir.join("tier0/objects"), ino, &mut found);
+    let (old, old_bytes) = found.pop().expect("an object");
+    let mut header = vec![0; 4096];
+    let len = rustix::fs::getxattr(&old, "user.forebay", &mut header[..]).unwrap();
+    for name in ["filler1", "filler2"] {
+        rig.put(name, &noise(77, 700 * KIB));
+    }
+    assert!(!old.exists(), "it was not moved");
+    for name in ["filler1", "filler2"] {
+        rig.node().unlink(&CONTEXT, Ino::ROOT, name.as_bytes()).unwrap();
+    }
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    let fh = rig.open("file", libc::O_RDWR);
+    rig.write(fh, 1000, b"newer data");
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    rig.node().release(fh);
+    wait_until("the others are gone", || {
+        let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
+        fans.flatten().all(|fan| std::fs::read_dir(fan.path()).unwrap().next().is_none())
+    });
+    rig.crash();
+    std::fs::create_dir_all(old.parent().unwrap()).unwrap();
+    std::fs::write(&old, &old_bytes).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&old, "user.forebay", &header[..len], flags).unwrap();
+    silent.answer(libc::ESTALE, 1);
+    rig.start();
+    silent.answer(0, 0);
+    assert!(old.exists(), "it got an answer");
+    assert_eq!(rig.node().residency().lost_files().files, 0);
+    same(&shows(&rig, "file").unwrap(), &bytes, "file");
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
+    rig.crash();
+    rig.start();
+    assert!(!old.exists(), "it stays for ever");
+    same(&shows(&rig, "file").unwrap(), &bytes, "file");
+    assert_eq!(rig.node().residency().set_aside().files, 0);
 }
 
 /// The files below a directory that belong to an inode, with what they are.

@@ -216,11 +216,15 @@ impl Residency {
 
     /// A lost file is emptied, to be written anew: nothing that is left of it counts any more.
     pub(crate) fn replace_lost(&self, file: &File) -> Result<()> {
-        let _alone = file.location.write();
+        let mut location = file.location.write();
         if !self.troubles.is_lost(file.ino) {
             return Ok(());
         }
-        self.give_up_all_objects(file.ino)?;
+        let given_up = self.give_up_all_objects(file.ino);
+        // Also one that is of use where what is lost is there: it may be gone by now.
+        self.forget_resident(file.ino, location.place.take().as_ref());
+        location.loaded = false;
+        given_up?;
         self.let_go_of_emptied_spill(file.ino, Some(clock::wall_time()))?;
         self.troubles.forget_lost(file.ino);
         tracing::warn!(ino = %file.ino, "a lost file is written anew");
@@ -236,7 +240,8 @@ impl Residency {
 
     /// After all tiers and spill files were read: which dirty files have nothing left.
     pub(crate) fn find_lost(&self, evidence: &Evidence, spills: &HashSet<u64>) -> Result<()> {
-        let mut lost: Vec<u64> = evidence.unseen.iter().copied().collect();
+        let unseen = evidence.unseen.iter().copied();
+        let mut lost: Vec<u64> = unseen.filter(|ino| !self.has_all(Ino(*ino), spills)).collect();
         let mut after = Seq(0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
@@ -279,6 +284,13 @@ impl Residency {
         }
         self.troubles.set_lost(lost);
         Ok(())
+    }
+
+    /// Whether all that counts of a file is there, though a start could not tell what else there is. What is
+    /// in use was compared with all other objects of its file.
+    fn has_all(&self, ino: Ino, spills: &HashSet<u64>) -> bool {
+        let is_spilled = self.meta.get(ino).map_or(true, |record| record.spilled);
+        self.residents.get(ino.0).is_some() && (!is_spilled || spills.contains(&ino.0))
     }
 
     fn has_nothing_left(

@@ -209,8 +209,10 @@ impl Residency {
             place.object.set_len(0)?;
             if let Err(error) = self.mark_dirty(file, place) {
                 if !place.is_dirty() {
-                    self.give_up_object(place.tier, file.ino)?;
+                    let given_up = self.give_up_object(place.tier, file.ino);
+                    // It has another length than its version: to a start it is no copy, wherever it is.
                     self.forget_resident(file.ino, location.place.take().as_ref());
+                    given_up?;
                 }
                 return Err(error);
             }

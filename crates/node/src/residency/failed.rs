@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_store::{BackingFile, ErrorClass, StoreError};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 
@@ -13,6 +14,7 @@ use crate::error::{NodeError, Result};
 use crate::residency::Residency;
 use crate::residency::data_location::Underlay;
 use crate::residency::files::File;
+use crate::residency::room::no_room;
 
 /// How often a tier is tried.
 const TRY_EVERY: Duration = Duration::from_secs(1);
@@ -77,6 +79,65 @@ impl Residency {
         );
         drop(slot.health.failed.set(error.to_string()));
         true
+    }
+
+    /// What could not be brought to a tier that has failed is served without it.
+    pub(super) fn pass_by_failed(&self, tier: u8, done: Result<()>) -> Result<()> {
+        match done {
+            Err(error) if self.has_tier_failed_at(tier, &error) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// After an error of work on a tier, of the tier or of what was noted of it.
+    pub(super) fn has_tier_failed_at(&self, tier: u8, error: &NodeError) -> bool {
+        match error {
+            NodeError::Store(error) => self.is_tiers_failure(tier, error),
+            NodeError::Posix(_) => self.tier_has_failed(tier),
+            _ => false,
+        }
+    }
+
+    /// Gives up an object that was begun and never counted. Of one that is neither gone nor noted nothing is
+    /// made that is newer, so that its file can be served without the tier.
+    pub(super) fn give_up_begun(&self, tier: u8, ino: Ino) {
+        if let Err(error) = self.give_up_object(tier, ino) {
+            tracing::debug!(%ino, %error, "an object that was begun stays");
+        }
+    }
+
+    /// A fetch has come to nothing, perhaps before it has made an object.
+    ///
+    /// # Errors
+    /// What the file can't be served without the tier for.
+    pub(super) fn end_of_fetch(
+        &self,
+        tier: u8,
+        ino: Ino,
+        begun: bool,
+        ended: Result<()>,
+    ) -> Result<()> {
+        // First of all: a tier that has failed is passed by, and of what it may have nothing is noted.
+        if ended.as_ref().is_err_and(|error| self.has_tier_failed_at(tier, error)) {
+            return ended;
+        }
+        if !begun {
+            if let Err(error) = ended {
+                tracing::debug!(%ino, %error, "a tier takes no copy of a file");
+            }
+            return Ok(());
+        }
+        self.give_up_begun(tier, ino);
+        match ended {
+            // It is served without the tier as long as that keeps an older one.
+            Err(_) if self.is_known_left_behind(usize::from(tier), ino, None) => Ok(()),
+            Err(NodeError::Store(error))
+                if no_room(&error) || error.class() == ErrorClass::Stale =>
+            {
+                Ok(())
+            }
+            ended => ended,
+        }
     }
 
     /// After an error: whether what caused it was gone around, so that it may be tried again.

@@ -14,7 +14,7 @@ use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::metrics::Source;
 use crate::pool::Urgency;
@@ -112,16 +112,6 @@ impl Residency {
         let _demand = self.demand_gate();
         let fetched = self.fetch_admitted(file, record, Admitted { tier, seen }, FetchMode::Now);
         self.pass_by_failed(tier, fetched)
-    }
-
-    /// What could not be brought to a tier that has failed is served without it.
-    fn pass_by_failed(&self, tier: u8, done: Result<()>) -> Result<()> {
-        match done {
-            Err(crate::error::NodeError::Store(error)) if self.is_tiers_failure(tier, &error) => {
-                Ok(())
-            }
-            done => done,
-        }
     }
 
     /// Copies a small file to a tier that has taken it already.
@@ -241,11 +231,12 @@ impl Residency {
             return Ok(None);
         }
         let ino = file.ino.0;
-        let mut source = Source::Fill;
+        let (mut source, mut begun) = (Source::Fill, false);
         let made = (|| -> Result<Option<Arc<dyn Object>>> {
             // Neither whole nor with a map: should the daemon die now, it is nothing.
             let mut header = self.header_for(record, false, false);
             let object = self.create_object(tier, ino, &header)?;
+            begun = true;
             match shared {
                 None if self.copied_cold(backing, &*object, size)? => {}
                 None => {
@@ -285,18 +276,7 @@ impl Residency {
             }
             failed => {
                 slot.room.give(charge);
-                self.give_up_object(tier, file.ino)?;
-                match failed {
-                    // It is served without the tier as long as that keeps an older one.
-                    Err(_) if self.is_known_left_behind(usize::from(tier), file.ino, None) => {
-                        Ok(None)
-                    }
-                    Err(crate::NodeError::Store(error)) if no_room(&error) => Ok(None),
-                    Err(crate::NodeError::Store(error)) if error.class() == ErrorClass::Stale => {
-                        Ok(None)
-                    }
-                    other => other.map(|_| None),
-                }
+                self.end_of_fetch(tier, file.ino, begun, failed.map(drop)).map(|()| None)
             }
         }
     }
@@ -304,21 +284,21 @@ impl Residency {
     /// Makes an object. The caller holds the file's `fetching` or is alone with it.
     pub(crate) fn create_object(
         &self,
-        tier: u8,
+        index: u8,
         ino: u64,
         header: &forebay_store::Header,
     ) -> Result<Arc<dyn Object>> {
-        self.clear_left_behind(tier, Ino(ino))?;
+        self.clear_left_behind(index, Ino(ino))?;
         if header.dirty {
             self.keep_out_left_behind(Ino(ino))?;
         }
-        let tier = &self.tiers[usize::from(tier)].tier;
+        let tier = &self.tiers[usize::from(index)].tier;
         // A map that outlived its object: it would say of this one what is there.
         tier.remove_map(ino)?;
         match tier.create(ino, header) {
             Err(error) if error.class() == ErrorClass::Exists => {
                 // The rest of a fetch that failed: the residency index does not know it.
-                tier.remove(ino)?;
+                self.give_up_object(index, Ino(ino))?;
                 Ok(tier.create(ino, header)?)
             }
             other => Ok(other?),
@@ -381,11 +361,14 @@ impl Residency {
             Err(error) => {
                 slot.room.give(charge);
                 self.decide(Event::Removed { object: file.ino });
-                self.give_up_object(tier, file.ino)?;
+                if self.has_tier_failed_at(tier, &error) {
+                    return Err(error);
+                }
+                self.give_up_begun(tier, file.ino);
                 drop(slot.tier.remove_map(file.ino.0));
                 return match error {
                     _ if self.is_known_left_behind(usize::from(tier), file.ino, None) => Ok(()),
-                    crate::NodeError::Store(error) if no_room(&error) => Ok(()),
+                    NodeError::Store(error) if no_room(&error) => Ok(()),
                     other => Err(other),
                 };
             }

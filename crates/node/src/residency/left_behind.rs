@@ -13,15 +13,16 @@
 //!
 //! Tests: `tests/left_behind.rs`, `tests/moves.rs`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_store::{ErrorClass, Header, StoreError, Tier};
 use forebay_types::Ino;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::residency::Residency;
 use crate::state_files;
 
@@ -46,36 +47,86 @@ type Which = (u64, String);
 pub(crate) struct LeftBehind {
     /// Whether there are any, so that nobody has to take the lock as long as no tier refuses anything.
     any: AtomicBool,
-    of: Mutex<HashMap<Which, Left>>,
+    of: Mutex<BTreeMap<Which, Left>>,
+    /// Which had its turn last when all were tried again.
+    tried: Mutex<Option<Which>>,
     notes: PathBuf,
-    /// Held while one of them is removed: another object may get its name right after.
-    removing: Mutex<()>,
+    /// Those that are being removed: another object may get the name right after. Each for itself, as a device
+    /// in trouble may keep whoever asks it waiting.
+    busy: Mutex<HashSet<Which>>,
+    free: Condvar,
+}
+
+/// One of them, in hand to be removed.
+struct InHand<'l> {
+    all: &'l LeftBehind,
+    which: Which,
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.all.busy.lock().remove(&self.which);
+        self.all.free.notify_all();
+    }
 }
 
 impl LeftBehind {
-    /// With those that were noted.
+    /// With those that were noted. Of one whose note can't be read it is known all the same: nothing gets its
+    /// name before the note is gone.
     ///
     /// # Errors
-    /// When the notes can't be read: what they say must not be taken for what files are.
-    pub(crate) fn load(state_dir: &Path) -> std::io::Result<Self> {
+    /// When it can't be told which there are: none of them must be taken for what its file is.
+    pub(crate) fn load(state_dir: &Path) -> Result<Self> {
         let notes = state_dir.join(NOTES);
-        let mut of = HashMap::new();
-        match std::fs::read_dir(&notes) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-            Ok(entries) => {
-                for entry in entries {
-                    let entry = entry?;
-                    let name = entry.file_name();
-                    if let Some(which) = name.to_str().and_then(parse_name) {
-                        let header = std::fs::read(entry.path())?;
-                        of.insert(which, Left { header, noted: true });
-                    }
-                }
+        let unlisted = |error: std::io::Error| {
+            NodeError::BadState(format!(
+                "can't list the notes of objects that count no more, in {}: {error}. See to its file \
+                 system and mount again",
+                notes.display()
+            ))
+        };
+        let entries = match std::fs::read_dir(&notes) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            entries => Some(entries.map_err(unlisted)?),
+        };
+        let mut of = BTreeMap::new();
+        for entry in entries.into_iter().flatten() {
+            let entry = entry.map_err(unlisted)?;
+            if let Some(which) = entry.file_name().to_str().and_then(parse_name) {
+                let header = std::fs::read(entry.path()).unwrap_or_else(|error| {
+                    tracing::warn!(
+                        note = %entry.path().display(),
+                        %error,
+                        "a note of an object that counts no more can't be read: the object counts no \
+                         more, whatever its header says"
+                    );
+                    Vec::new()
+                });
+                of.insert(which, Left { header, noted: true });
             }
         }
         let any = AtomicBool::new(!of.is_empty());
-        Ok(LeftBehind { any, of: Mutex::new(of), notes, removing: Mutex::default() })
+        Ok(LeftBehind {
+            any,
+            of: Mutex::new(of),
+            tried: Mutex::default(),
+            notes,
+            busy: Mutex::default(),
+            free: Condvar::new(),
+        })
+    }
+
+    /// Takes one of them in hand if it is there, when nobody else has it.
+    fn take(&self, which: Which) -> Option<InHand<'_>> {
+        self.get(&which)?;
+        let mut busy = self.busy.lock();
+        while !busy.insert(which.clone()) {
+            self.free.wait(&mut busy);
+        }
+        drop(busy);
+        let taken = InHand { all: self, which };
+        // Whoever had it may have removed it.
+        self.get(&taken.which).is_some().then_some(taken)
     }
 
     fn get(&self, which: &Which) -> Option<Left> {
@@ -86,6 +137,19 @@ impl LeftBehind {
     fn set(&self, which: Which, left: Left) {
         self.of.lock().insert(which, left);
         self.any.store(true, Ordering::Release);
+    }
+
+    /// Those whose turn it is to be tried again, of tiers that are there.
+    fn next(&self, is_there: impl Fn(&str) -> bool) -> Vec<Which> {
+        let mut after = self.tried.lock();
+        let of = self.of.lock();
+        let from = after.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = of.range((from, Bound::Unbounded)).map(|(which, _)| which);
+        let due: Vec<Which> =
+            rest.filter(|(_, tier)| is_there(tier)).take(TRIED).cloned().collect();
+        // From the first one again when all had their turn.
+        *after = due.get(TRIED - 1).cloned();
+        due
     }
 
     fn note(&self, which: &Which, header: &[u8]) -> std::io::Result<()> {
@@ -174,7 +238,13 @@ impl Residency {
     pub(crate) fn give_up_object(&self, tier: u8, ino: Ino) -> Result<()> {
         match self.remove_object(tier, ino) {
             Ok(()) => self.forget_left_behind(tier, ino),
-            Err(error) => self.leave_behind(tier, ino, &error),
+            Err(error) => {
+                if let NodeError::Store(error) = &error {
+                    // Nothing new goes to a tier that has failed, and there is no end of such notes.
+                    self.is_tiers_failure(tier, error);
+                }
+                self.leave_behind(tier, ino, &error)
+            }
         }
     }
 
@@ -234,10 +304,9 @@ impl Residency {
         if !self.left_behind.any.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _one = self.left_behind.removing.lock();
-        if self.left_behind.get(&self.which(usize::from(tier), ino)).is_none() {
+        let Some(_one) = self.left_behind.take(self.which(usize::from(tier), ino)) else {
             return Ok(());
-        }
+        };
         self.remove_object(tier, ino)?;
         self.forget_left_behind(tier, ino)
     }
@@ -251,11 +320,13 @@ impl Residency {
             return Ok(());
         }
         for (index, _) in self.tiers.iter().enumerate() {
-            let known = self.left_behind.get(&self.which(index, ino));
-            if known.is_some_and(|left| !left.noted) {
-                let tier = u8::try_from(index).unwrap_or(u8::MAX);
-                let _one = self.left_behind.removing.lock();
-                self.give_up_object(tier, ino)?;
+            let which = self.which(index, ino);
+            let is_open = || self.left_behind.get(&which).is_some_and(|left| !left.noted);
+            if is_open()
+                && let Some(_one) = self.left_behind.take(which.clone())
+                && is_open()
+            {
+                self.give_up_object(u8::try_from(index).unwrap_or(u8::MAX), ino)?;
             }
         }
         Ok(())
@@ -278,14 +349,56 @@ impl Residency {
         if !self.left_behind.any.load(Ordering::Acquire) {
             return;
         }
-        let known: Vec<Which> = self.left_behind.of.lock().keys().take(TRIED).cloned().collect();
-        for (number, id) in known {
-            let tier = self.tiers.iter().position(|slot| slot.tier.id().to_string() == id);
-            // A tier that is not of this mount any more keeps what it has.
-            let Some(tier) = tier.and_then(|tier| u8::try_from(tier).ok()) else { continue };
-            if let Err(error) = self.clear_left_behind(tier, Ino(number)) {
-                tracing::debug!(ino = number, %error, "an object that counts no more stays");
+        for (tier, ino) in self.next_left_behind() {
+            if let Err(error) = self.clear_left_behind(tier, ino) {
+                tracing::debug!(%ino, %error, "an object that counts no more stays");
             }
         }
+    }
+
+    /// Those whose turn it is. A tier that is not of this mount any more keeps what it has.
+    fn next_left_behind(&self) -> Vec<(u8, Ino)> {
+        let tiers: HashMap<String, u8> = (0..u8::MAX)
+            .zip(&self.tiers)
+            .map(|(tier, slot)| (slot.tier.id().to_string(), tier))
+            .collect();
+        let due = self.left_behind.next(|id| tiers.contains_key(id));
+        due.into_iter().filter_map(|(ino, id)| Some((*tiers.get(&id)?, Ino(ino)))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some(of: impl Iterator<Item = Which>) -> LeftBehind {
+        let all = LeftBehind::load(Path::new("/nowhere")).unwrap();
+        of.for_each(|which| all.set(which, Left { header: Vec::new(), noted: true }));
+        all
+    }
+
+    #[test]
+    fn object_that_is_being_removed_when_others_get_theirs_then_they_do_not_wait() {
+        let all = some([(1, "slow".to_owned()), (1, "fast".to_owned())].into_iter());
+        let slow = all.take((1, "slow".to_owned()));
+        assert!(slow.is_some());
+        assert!(all.take((1, "fast".to_owned())).is_some());
+        assert!(all.take((2, "slow".to_owned())).is_none(), "it was not left behind");
+        drop(slow);
+        assert!(all.take((1, "slow".to_owned())).is_some(), "it is still in hand");
+    }
+
+    #[test]
+    fn objects_that_stay_when_tried_again_and_again_then_all_have_their_turn() {
+        let gone = (0..1000).map(|ino| (ino, "gone".to_owned()));
+        let all = some(gone.chain((0..250).map(|ino| (ino, "here".to_owned()))));
+        let mut tried: Vec<u64> = Vec::new();
+        for _ in 0..3 {
+            let due = all.next(|tier| tier == "here");
+            assert!(due.len() <= TRIED);
+            tried.extend(due.iter().map(|(ino, _)| ino));
+        }
+        assert_eq!(tried, (0..250).collect::<Vec<u64>>());
+        assert_eq!(all.next(|tier| tier == "here")[0].0, 0, "from the first one again");
     }
 }

@@ -55,9 +55,9 @@ impl Residency {
                 Ok(object) => object,
                 Err(error) => {
                     slot.room.give(BEGIN);
-                    self.give_up_object(tier, file.ino)?;
                     let failed = matches!(&error, crate::error::NodeError::Store(error)
                         if self.is_tiers_failure(tier, error));
+                    self.give_up_object(tier, file.ino)?;
                     // Nor does one that keeps an older object of the file take a new one.
                     let kept = self.is_known_left_behind(index, file.ino, None);
                     if is_no_room(&error) || failed || kept {
