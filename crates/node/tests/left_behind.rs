@@ -259,6 +259,8 @@ fn file_whose_object_is_gone_when_an_older_one_was_left_behind_then_it_is_said_a
     let found = fsck(&rig, "--accept-loss");
     assert!(found.details.iter().any(|it| it.contains("given up")), "{found:?}");
     assert_eq!(fsck(&rig, "fsck").problems, 0);
+}
+
 /// Its tier has cut it, and refuses all that follows.
 #[test]
 fn clean_copy_that_is_cut_and_can_neither_be_removed_nor_noted_when_read_then_it_is_as_below() {
