@@ -106,6 +106,7 @@ impl Node {
             self.recover_unsynced(&mut evidence)?;
         }
         self.writeback.recover_parked()?;
+        evidence.unseen.retain(|ino| !self.gives_up_older(Ino(*ino)));
         self.residency.find_lost(&evidence, &spills)?;
         self.residency.forget_removal_notes();
         self.residency.count_set_aside();

@@ -74,6 +74,26 @@ impl Node {
         Ok(standing)
     }
 
+    /// Looks once more at a file of which a start has found what counts and could not tell what else there is:
+    /// whether all of that is surely older, and counts no more.
+    pub(crate) fn gives_up_older(&self, ino: Ino) -> bool {
+        let (resident, record) = (self.residency.residents.get(ino.0), self.meta.get(ino));
+        let (Some(resident), Ok(record)) = (resident, record) else { return false };
+        let record = self.residency.as_seen_here(&record);
+        let others = (0..).zip(&self.residency.tiers).filter(|(other, _)| *other != resident.tier);
+        !record.spilled
+            && others.into_iter().all(|(other, slot)| {
+                let index = usize::from(other);
+                let header = match slot.tier.open(ino.0).and_then(|object| object.header()) {
+                    Ok(header) => header,
+                    Err(error) => return error.class() == ErrorClass::NotFound,
+                };
+                let counts_no_more = self.residency.is_known_left_behind(index, ino, Some(&header))
+                    || matches!(self.standing(index, &header, &record), Ok(Standing::Older));
+                counts_no_more && self.residency.give_up_object(other, ino).is_ok()
+            })
+    }
+
     /// For a rebuild, which knows no record: whether another tier has what an object has become: it was moved there, completely, and what was
     /// done to the file since was done there. A move that ended early, or whose last step a power cut
     /// has undone, leaves both.

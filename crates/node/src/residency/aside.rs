@@ -241,7 +241,7 @@ impl Residency {
     /// After all tiers and spill files were read: which dirty files have nothing left.
     pub(crate) fn find_lost(&self, evidence: &Evidence, spills: &HashSet<u64>) -> Result<()> {
         let unseen = evidence.unseen.iter().copied();
-        let mut lost: Vec<u64> = unseen.filter(|ino| !self.has_all(Ino(*ino), spills)).collect();
+        let mut lost: Vec<u64> = unseen.filter(|ino| !self.is_others(Ino(*ino))).collect();
         let mut after = Seq(0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
@@ -286,11 +286,10 @@ impl Residency {
         Ok(())
     }
 
-    /// Whether all that counts of a file is there, though a start could not tell what else there is. What is
-    /// in use was compared with all other objects of its file.
-    fn has_all(&self, ino: Ino, spills: &HashSet<u64>) -> bool {
-        let is_spilled = self.meta.get(ino).map_or(true, |record| record.spilled);
-        self.residents.get(ino.0).is_some() && (!is_spilled || spills.contains(&ino.0))
+    /// Whether what is here of a file counts for nothing: another node has it, or has written it.
+    fn is_others(&self, ino: Ino) -> bool {
+        let record = self.meta.get(ino);
+        record.is_ok_and(|it| self.peers.is_elsewhere(&it) || !self.peers.may_have_written(&it))
     }
 
     fn has_nothing_left(
