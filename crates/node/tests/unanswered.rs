@@ -116,7 +116,7 @@ fn object_when_a_start_is_short_of_descriptors_for_a_moment_then_it_is_as_it_was
         // Both are there before the directory is looked at.
         std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
         std::fs::write(rig.backing().join("copy"), noise(3, 20_000)).unwrap();
-        // After both are there: what appears in a directory right after it was read may not be seen.
+        // After both are there: a directory that was just listed rests.
         let bytes = changed_file(&rig, true, true);
         rig.get("copy");
         rig.crash();
