@@ -231,6 +231,81 @@ fn older_object_of_a_moved_file_when_it_gets_no_answer_what_is_newer_then_its_fi
     assert_eq!(rig.node().residency().set_aside().files, 0);
 }
 
+/// The machine goes down, and the device has no block of an object, nor its length if that is `cut`.
+fn lose_power(rig: &mut Rig, ino: Ino, cut: bool) {
+    rig.crash();
+    let mut found = Vec::new();
+    files_of(&rig.dir.join("tier0/objects"), ino, &mut found);
+    for (path, bytes) in found.into_iter().filter(|(path, _)| path.extension().is_none()) {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.set_len(0).unwrap();
+        file.set_len(if cut { 0 } else { bytes.len() as u64 }).unwrap();
+        file.set_modified(modified).unwrap();
+    }
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+}
+
+fn end(rig: &mut Rig, in_order: bool) {
+    match in_order {
+        true => drop(rig.node.take().unwrap().stop(Duration::from_secs(20))),
+        false => rig.crash(),
+    }
+}
+
+#[test]
+fn copy_when_the_start_after_a_power_cut_gets_no_answer_then_the_next_one_does_not_believe_it() {
+    for in_order in [false, true] {
+        let silent = Silent::of(Operation::Open);
+        let mut rig = rig_over(&silent, &[16 * MIB]);
+        let bytes = noise(3, 20_000);
+        std::fs::write(rig.backing().join("copy"), &bytes).unwrap();
+        rig.get("copy");
+        let ino = rig.ino("copy");
+        lose_power(&mut rig, ino, false);
+        silent.answer(libc::EACCES, FOR_EVER);
+        rig.start();
+        silent.answer(0, 0);
+        end(&mut rig, in_order);
+        rig.start();
+        same(&shows(&rig, "copy").unwrap(), &bytes, &format!("ended in order: {in_order}"));
+    }
+}
+
+#[test]
+fn what_nobody_synced_when_the_start_after_a_power_cut_gets_no_answer_then_the_next_one_drops_it() {
+    for (silence, whole, in_order) in [
+        (false, true, false),
+        (true, true, false),
+        (true, true, true),
+        (true, false, false),
+        (true, false, true),
+    ] {
+        let what = format!("silence: {silence}, whole: {whole}, ended in order: {in_order}");
+        let silent = Silent::of(Operation::Open);
+        let mut rig = rig_over(&silent, &[16 * MIB]);
+        changed_file(&rig, whole, false);
+        let before = noise(1, if whole { 20_000 } else { 2 * MIB });
+        let ino = rig.ino("file");
+        lose_power(&mut rig, ino, true);
+        if silence {
+            silent.answer(libc::EACCES, FOR_EVER);
+            rig.start();
+            silent.answer(0, 0);
+            is_named(&rig, "file", &what);
+            end(&mut rig, in_order);
+        }
+        rig.start();
+        same(&shows(&rig, "file").unwrap(), &before, &what);
+        rig.drain();
+        same(&rig.plain("file"), &before, &format!("{what}, below"));
+        assert_eq!(rig.node().residency().lost_files().files, 0, "{what}");
+        rig.crash();
+        let unseen = std::fs::read_dir(rig.dir.join("tier0/state/unseen"));
+        assert_eq!(unseen.into_iter().flatten().count(), 0, "{what}: it is judged for ever");
+    }
+}
+
 /// The files below a directory that belong to an inode, with what they are.
 fn files_of(dir: &Path, ino: Ino, found: &mut Vec<(PathBuf, Vec<u8>)>) {
     for path in std::fs::read_dir(dir).into_iter().flatten().map(|it| it.unwrap().path()) {

@@ -48,6 +48,7 @@ pub(crate) mod nested_tiers;
 pub(crate) mod readopt;
 pub(crate) mod rebuild;
 pub(crate) mod recover;
+mod recover_spills;
 #[cfg(test)]
 mod recover_tests;
 pub(crate) mod right_store;

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::time::Instant;
 
 use forebay_meta::{Link, Record, Seq};
 use forebay_store::{Attributes, Believed, ErrorClass, Header, Object, Presence, StoreError};
@@ -21,9 +20,8 @@ use crate::residency::removals::tell_displaced;
 use crate::residency::residents::Resident;
 use crate::residency::synced::is_announced;
 use crate::residency::synced::{CLEAN_END, names_below};
-use crate::residency::synced::{
-    bytes_before_a_hole, clear_beyond_base, counts, is_cut, surely_there,
-};
+use crate::residency::synced::{clear_beyond_base, counts, is_cut, surely_there};
+use crate::residency::unseen::Unseen;
 use crate::writeback::reconcile::{is_pending, was_changed};
 
 /// What a recovery found.
@@ -70,7 +68,7 @@ pub(crate) const RECOVERED: &str = "recovered";
 
 /// Whether nobody can reach a file any more. One without a name here may have others in directories
 /// that are not imported.
-fn is_removed(record: &Record) -> bool {
+pub(super) fn is_removed(record: &Record) -> bool {
     record.links.is_empty() && record.attr.nlink == 0 && !record.orphan
 }
 
@@ -102,8 +100,10 @@ impl Node {
             fail_at!("node.recover.tier");
         }
         let spills = self.recover_spills(trusted.spills, &mut evidence)?;
-        if !trusted.all_tiers() {
-            self.recover_unsynced(&mut evidence)?;
+        let unseen = self.residency.unseen_files();
+        if !trusted.all_tiers() || !unseen.is_empty() {
+            let distrusted = trusted.all_tiers().then_some(&unseen);
+            self.recover_unsynced(distrusted, &mut evidence)?;
         }
         self.writeback.recover_parked()?;
         evidence.unseen.retain(|ino| !self.gives_up_older(Ino(*ino)));
@@ -119,6 +119,10 @@ impl Node {
             // Not before: a start that ends here must not have the next one believe what this did not.
             self.meta.sync()?;
             self.note_running()?;
+        }
+        if self.residency.has_unseen() {
+            self.meta.sync()?;
+            self.residency.forget_seen(&evidence.unjudged)?;
         }
         // Or the next start after a crash of the machine would see the clean end of this one.
         self.forget_clean_end(&trusted)?;
@@ -230,6 +234,10 @@ impl Node {
         let slot = &self.residency.tiers[index];
         let mut failed = None;
         slot.tier.list(&mut |ino, header| {
+            let what = Unseen::Object(index);
+            // One that an earlier start has not judged is judged as by that.
+            let is_unseen = self.residency.is_unseen(what, Ino(ino));
+            let trust = if is_unseen { Trust::default() } else { trust };
             let may_be_dirty = header.as_ref().map_or(true, |header| header.dirty);
             match self.fate_of_object(index, Ino(ino), header, trust, evidence) {
                 Ok(Fate::Resident(resident)) => {
@@ -247,23 +255,39 @@ impl Node {
                 }
                 Ok(Fate::PassedBy(why)) => {
                     tracing::warn!(ino, why, "a copy can't be looked at, and is not used");
-                }
-                Ok(Fate::Unseen(why)) => self.leave_unseen(Ino(ino), &why, evidence),
-                Err(error) => match error.of_one_file() {
-                    Some(why) => self.leave_unseen(Ino(ino), &why, evidence),
-                    None => {
-                        failed = Some(error);
-                        return ControlFlow::Break(());
+                    let tier = u8::try_from(index).unwrap_or(u8::MAX);
+                    // The next start would believe it.
+                    if !trust.copies && self.residency.leave_behind(tier, Ino(ino), &why).is_err() {
+                        failed = self.leave_unseen(Ino(ino), what, trust, &why, evidence).err();
                     }
+                }
+                Ok(Fate::Unseen(why)) => {
+                    failed = self.leave_unseen(Ino(ino), what, trust, &why, evidence).err();
+                }
+                Err(error) => match error.of_one_file() {
+                    Some(why) => {
+                        failed = self.leave_unseen(Ino(ino), what, trust, &why, evidence).err();
+                    }
+                    None => failed = Some(error),
                 },
             }
-            ControlFlow::Continue(())
+            if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         failed.map_or(Ok(()), Err)
     }
 
     /// It can't be told now what a file is here.
-    fn leave_unseen(&self, ino: Ino, why: &str, evidence: &mut Evidence) {
+    ///
+    /// # Errors
+    /// When the next start would believe more of it, and that can't be noted.
+    pub(super) fn leave_unseen(
+        &self,
+        ino: Ino,
+        what: Unseen,
+        trust: Trust,
+        why: &str,
+        evidence: &mut Evidence,
+    ) -> Result<()> {
         tracing::error!(
             %ino,
             file = %String::from_utf8_lossy(&self.residency.path_of(ino)),
@@ -273,6 +297,11 @@ impl Node {
         );
         evidence.unseen.insert(ino.0);
         evidence.set_aside.insert(ino.0);
+        if !trust.unsynced {
+            self.residency.note_unseen(what, ino)?;
+            evidence.unjudged.insert((what, ino));
+        }
+        Ok(())
     }
 
     /// An object that nobody needs goes. One that its tier keeps would be looked at again by the next start,
@@ -576,14 +605,16 @@ impl Node {
 
     /// After a crash of the machine: files whose bytes nobody has synced, and of which no tier has
     /// anything any more, are what the backing store has of them, or empty.
-    fn recover_unsynced(&self, evidence: &mut Evidence) -> Result<()> {
+    /// Only those `of` these, if that is given: of the others all that was written is there.
+    fn recover_unsynced(&self, of: Option<&HashSet<u64>>, evidence: &mut Evidence) -> Result<()> {
         let (mut after, mut lost) = (Seq(0), 0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
             for (seq, ino) in &page {
                 after = *seq;
                 let Ok(record) = self.meta.get(*ino) else { continue };
-                let gone = record.attr.kind == FileKind::Regular
+                let gone = of.is_none_or(|of| of.contains(&ino.0))
+                    && record.attr.kind == FileKind::Regular
                     && record.is_dirty()
                     && !record.spilled
                     && record.attr.size > 0
@@ -594,7 +625,10 @@ impl Node {
                     match self.forget_unsynced(&record) {
                         Ok(()) => lost += 1,
                         Err(error) => match error.of_one_file() {
-                            Some(why) => self.leave_unseen(*ino, &why, evidence),
+                            Some(why) => {
+                                let (what, trust) = (Unseen::Below, Trust::default());
+                                self.leave_unseen(*ino, what, trust, &why, evidence)?;
+                            }
                             None => return Err(error),
                         },
                     }
@@ -670,108 +704,6 @@ impl Node {
             }
         }
         Ok(None)
-    }
-
-    /// The files that have a spill file; those of others are removed, or set aside if they may be the
-    /// only copy of anything.
-    pub(crate) fn wanted_spills(&self) -> Result<Vec<Ino>> {
-        let mut wanted = Vec::new();
-        for ino in self.backing.list_spills()?.into_iter().map(Ino) {
-            match self.meta.get(ino) {
-                Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
-                Ok(record) => self.dismiss_spill(ino, is_removed(&record))?,
-                Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino, true)?,
-                // Nothing says that nobody needs it.
-                Err(error) if is_undecodable(&error) => {
-                    tracing::error!(%ino, %error, "a spill file stays, and is not used");
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        self.dismiss_spill_notes()?;
-        self.residency.drop_spills(Instant::now() + self.config.backing_timeout);
-        Ok(wanted)
-    }
-
-    /// One that can't be dismissed is by the next start.
-    fn dismiss_spill(&self, ino: Ino, is_removed: bool) -> Result<()> {
-        match self.residency.dismiss_spill(ino, is_removed) {
-            Err(error) if error.of_one_file().is_some() => {
-                tracing::warn!(%ino, %error, "a spill file that nobody needs stays");
-                Ok(())
-            }
-            dismissed => dismissed,
-        }
-    }
-
-    /// What was noted of spill files goes with them. A daemon that is killed after it has removed one, and
-    /// before that is noted, leaves the note. (In a cluster it may be of another node's.)
-    fn dismiss_spill_notes(&self) -> Result<()> {
-        if !self.residency.peers.changes_namespace_alone() {
-            return Ok(());
-        }
-        for ino in self.residency.noted_spills()? {
-            let needed = match self.meta.get(ino) {
-                Ok(record) => record.spilled && !is_removed(&record),
-                Err(forebay_meta::Error::Stale(_)) => false,
-                Err(error) if is_undecodable(&error) => true,
-                Err(error) => return Err(error.into()),
-            };
-            // Else it has been seen to, with the file.
-            if !needed && matches!(self.backing.open_spill(ino.0), Ok(None)) {
-                self.residency.note_spill_due(ino);
-            }
-        }
-        Ok(())
-    }
-
-    /// Spill files: those of files that are gone or were flushed go; of a file that has nothing on a
-    /// tier the spill file alone knows the size. The files whose spill files can be used.
-    fn recover_spills(&self, trust: Trust, evidence: &mut Evidence) -> Result<HashSet<u64>> {
-        let mut usable = HashSet::new();
-        for ino in self.wanted_spills()? {
-            let (size, spill) =
-                match self
-                    .residency
-                    .open_spilled_as(ino, trust.believed(), &|map| trust.believe(map, true))
-                {
-                    Ok(Some(spill)) => (spill.size_and_mtime().0, spill),
-                    Ok(None) => continue,
-                    Err(
-                        error @ (NodeError::Lost
-                        | NodeError::Store(
-                            StoreError::Damaged { .. } | StoreError::Version { .. },
-                        )),
-                    ) => {
-                        tracing::error!(%ino, %error, "a spill file can't be used");
-                        continue;
-                    }
-                    Err(error) => match error.of_one_file() {
-                        Some(why) => {
-                            self.leave_unseen(ino, &why, evidence);
-                            continue;
-                        }
-                        None => return Err(error),
-                    },
-                };
-            let record = self.meta.get(ino)?;
-            // While bytes move to a spill file, the object has the length of the file.
-            let counts = self.residency.residents.get(ino.0).is_none();
-            if trust.lengths && counts && record.is_dirty() && size < record.attr.size {
-                tracing::error!(%ino, size, wanted = record.attr.size, "a spill file has lost its end");
-                continue;
-            }
-            usable.insert(ino.0);
-            if self.residency.residents.get(ino.0).is_some() {
-                continue;
-            }
-            if !trust.unsynced && !spill.has_map() && !spill.is_acknowledged() {
-                self.writeback
-                    .set_aside_if_cut(&record, bytes_before_a_hole(&**spill.file())?.min(size))?;
-            }
-            self.residency.found_spilled(&record, &spill)?;
-        }
-        Ok(usable)
     }
 }
 

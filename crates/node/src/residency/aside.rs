@@ -24,6 +24,7 @@ use crate::clock;
 use crate::error::Result;
 use crate::residency::Residency;
 use crate::residency::files::File;
+use crate::residency::unseen::Unseen;
 
 /// Names that are told; more are only counted.
 const TOLD: usize = 100;
@@ -109,6 +110,8 @@ pub(crate) struct Evidence {
     pub(crate) set_aside: HashSet<u64>,
     /// Files of which it can't be told now what there is.
     pub(crate) unseen: HashSet<u64>,
+    /// What of them no start has judged since a crash of the machine.
+    pub(crate) unjudged: HashSet<(Unseen, Ino)>,
     pub(crate) patience: Patience,
 }
 
@@ -235,7 +238,8 @@ impl Residency {
     pub(crate) fn give_up_all_objects(&self, ino: Ino) -> Result<()> {
         (0..self.tiers.len())
             .filter_map(|tier| u8::try_from(tier).ok())
-            .try_for_each(|tier| self.give_up_object(tier, ino))
+            .try_for_each(|tier| self.give_up_object(tier, ino))?;
+        self.forget_all_unseen(ino)
     }
 
     /// After all tiers and spill files were read: which dirty files have nothing left.

@@ -24,6 +24,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{NodeError, Result};
 use crate::residency::Residency;
+use crate::residency::unseen::{Unseen, UnseenNotes};
 use crate::state_files;
 
 /// Where a state directory has the notes.
@@ -41,7 +42,7 @@ struct Left {
 }
 
 /// An inode number, and the identity of a tier.
-type Which = (u64, String);
+pub(super) type Which = (u64, String);
 
 /// All of them.
 pub(crate) struct LeftBehind {
@@ -55,6 +56,7 @@ pub(crate) struct LeftBehind {
     /// in trouble may keep whoever asks it waiting.
     busy: Mutex<HashSet<Which>>,
     free: Condvar,
+    pub(super) unseen: UnseenNotes,
 }
 
 /// One of them, in hand to be removed.
@@ -78,32 +80,18 @@ impl LeftBehind {
     /// When it can't be told which there are: none of them must be taken for what its file is.
     pub(crate) fn load(state_dir: &Path) -> Result<Self> {
         let notes = state_dir.join(NOTES);
-        let unlisted = |error: std::io::Error| {
-            NodeError::BadState(format!(
-                "can't list the notes of objects that count no more, in {}: {error}. See to its file \
-                 system and mount again",
-                notes.display()
-            ))
-        };
-        let entries = match std::fs::read_dir(&notes) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            entries => Some(entries.map_err(unlisted)?),
-        };
         let mut of = BTreeMap::new();
-        for entry in entries.into_iter().flatten() {
-            let entry = entry.map_err(unlisted)?;
-            if let Some(which) = entry.file_name().to_str().and_then(parse_name) {
-                let header = std::fs::read(entry.path()).unwrap_or_else(|error| {
-                    tracing::warn!(
-                        note = %entry.path().display(),
-                        %error,
-                        "a note of an object that counts no more can't be read: the object counts no \
-                         more, whatever its header says"
-                    );
-                    Vec::new()
-                });
-                of.insert(which, Left { header, noted: true });
-            }
+        for (which, note) in listed(&notes)? {
+            let header = std::fs::read(&note).unwrap_or_else(|error| {
+                tracing::warn!(
+                    note = %note.display(),
+                    %error,
+                    "a note of an object that counts no more can't be read: the object counts no \
+                     more, whatever its header says"
+                );
+                Vec::new()
+            });
+            of.insert(which, Left { header, noted: true });
         }
         let any = AtomicBool::new(!of.is_empty());
         Ok(LeftBehind {
@@ -113,6 +101,7 @@ impl LeftBehind {
             notes,
             busy: Mutex::default(),
             free: Condvar::new(),
+            unseen: UnseenNotes::load(state_dir)?,
         })
     }
 
@@ -153,16 +142,7 @@ impl LeftBehind {
     }
 
     fn note(&self, which: &Which, header: &[u8]) -> std::io::Result<()> {
-        match std::fs::create_dir(&self.notes) {
-            Ok(()) => {
-                if let Some(state_dir) = self.notes.parent() {
-                    std::fs::File::open(state_dir)?.sync_all()?;
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-        state_files::replace(&self.notes, &name_of(which), header)
+        put(&self.notes, which, header)
     }
 
     /// Whether an object that a tier has was left behind there, by the header that it has, if that can be
@@ -205,7 +185,45 @@ fn which(ino: Ino, tier: &dyn Tier) -> Which {
     (ino.0, tier.id().to_string())
 }
 
-fn name_of((ino, tier): &Which) -> String {
+/// The notes in a directory.
+///
+/// # Errors
+/// When it can't be told which there are.
+pub(super) fn listed(notes: &Path) -> Result<Vec<(Which, PathBuf)>> {
+    let unlisted = |error: std::io::Error| {
+        NodeError::BadState(format!(
+            "can't list the notes of objects in {}: {error}. See to its file system and mount again",
+            notes.display()
+        ))
+    };
+    let entries = match std::fs::read_dir(notes) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        entries => Some(entries.map_err(unlisted)?),
+    };
+    let mut found = Vec::new();
+    for entry in entries.into_iter().flatten() {
+        let entry = entry.map_err(unlisted)?;
+        let which = entry.file_name().to_str().and_then(parse_name);
+        found.extend(which.map(|which| (which, entry.path())));
+    }
+    Ok(found)
+}
+
+/// Puts a note into a directory, durably.
+pub(super) fn put(notes: &Path, which: &Which, bytes: &[u8]) -> std::io::Result<()> {
+    match std::fs::create_dir(notes) {
+        Ok(()) => {
+            if let Some(state_dir) = notes.parent() {
+                std::fs::File::open(state_dir)?.sync_all()?;
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    state_files::replace(notes, &name_of(which), bytes)
+}
+
+pub(super) fn name_of((ino, tier): &Which) -> String {
     format!("{ino:016x}.{tier}")
 }
 
@@ -301,6 +319,11 @@ impl Residency {
     /// # Errors
     /// When the tier still keeps it.
     pub(crate) fn clear_left_behind(&self, tier: u8, ino: Ino) -> Result<()> {
+        self.forget_unseen(Unseen::Object(usize::from(tier)), ino)?;
+        self.remove_left_behind_on(tier, ino)
+    }
+
+    fn remove_left_behind_on(&self, tier: u8, ino: Ino) -> Result<()> {
         if !self.left_behind.any.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -338,7 +361,7 @@ impl Residency {
             return;
         }
         for tier in (0..self.tiers.len()).filter_map(|tier| u8::try_from(tier).ok()) {
-            if let Err(error) = self.clear_left_behind(tier, ino) {
+            if let Err(error) = self.remove_left_behind_on(tier, ino) {
                 tracing::debug!(%ino, %error, "an object that counts no more stays");
             }
         }
@@ -350,7 +373,7 @@ impl Residency {
             return;
         }
         for (tier, ino) in self.next_left_behind() {
-            if let Err(error) = self.clear_left_behind(tier, ino) {
+            if let Err(error) = self.remove_left_behind_on(tier, ino) {
                 tracing::debug!(%ino, %error, "an object that counts no more stays");
             }
         }

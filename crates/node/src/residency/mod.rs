@@ -92,6 +92,7 @@ mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
 mod taken_over;
+pub(crate) mod unseen;
 pub(crate) mod unsettled;
 pub(crate) mod unwritten;
 pub(crate) mod written_back;
