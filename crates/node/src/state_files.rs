@@ -33,14 +33,15 @@ fn write(new: &Path, bytes: &[u8]) -> Result<()> {
     file.sync_all()
 }
 
-/// Takes a file away, durably. None is no error.
+/// Takes a file away, durably. None is no error; that there is none may be what was not durable before.
 ///
 /// # Errors
 /// What the file system says.
 pub(crate) fn remove(dir: &Path, name: &str) -> Result<()> {
-    match remove_if_there(&dir.join(name))? {
-        true => File::open(dir)?.sync_all(),
-        false => Ok(()),
+    remove_if_there(&dir.join(name))?;
+    match File::open(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        dir => dir?.sync_all(),
     }
 }
 

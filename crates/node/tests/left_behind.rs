@@ -279,6 +279,24 @@ fn clean_copy_that_is_cut_and_can_neither_be_removed_nor_noted_when_read_then_it
     same(&rig.get("file"), &bytes, "after");
 }
 
+/// Whoever goes on knows of the notes alone.
+#[test]
+fn object_that_stays_and_is_not_noted_when_handed_over_then_that_waits_until_it_is() {
+    let (rig, keeps) = rig_that_keeps(&[4 * MIB]);
+    rig.put("file", &noise(1, 20_000));
+    let notes = rig.dir.join("tier0/state/left-behind");
+    std::fs::write(&notes, "no directory").unwrap();
+    keeps.on.store(true, Ordering::SeqCst);
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+    rig.drain();
+    let limit = Duration::from_secs(5);
+    rig.node().rest(limit).unwrap();
+    assert!(rig.node().hand_over_state(limit).is_err(), "what it knows is lost");
+    std::fs::remove_file(&notes).unwrap();
+    rig.node().hand_over_state(limit).unwrap();
+    assert!(notes.is_dir(), "it is not noted");
+}
+
 /// Its file system was shut down: it answers nothing.
 #[test]
 fn tier_that_is_dead_when_files_are_opened_that_it_never_had_then_they_are_served_and_not_noted() {

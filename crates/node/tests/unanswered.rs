@@ -114,9 +114,7 @@ fn object_when_a_start_is_short_of_descriptors_for_a_moment_then_it_is_as_it_was
         let silent = Silent::of(Operation::Open);
         let mut rig = rig_over(&silent, &[16 * MIB]);
         // Both are there before the directory is looked at.
-        std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
         std::fs::write(rig.backing().join("copy"), noise(3, 20_000)).unwrap();
-        // After both are there: a directory that was just listed rests.
         let bytes = changed_file(&rig, true, true);
         rig.get("copy");
         rig.crash();

@@ -101,6 +101,10 @@ impl Node {
                 return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
             }
         }
+        if let Err(error) = self.residency.note_all_left_behind() {
+            let what = format!("the removal of an object that counts no more ({error})");
+            return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
+        }
         let Some(replaced) = self.names.unlink_grace.take(until) else {
             let what = "the removal of a file that was replaced".into();
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });

@@ -10,6 +10,8 @@
 //!   container that is started anew has mounts of its own, and its devices were never away: there a
 //!   device that was is not noticed.
 //! - The maps are told before the start that believes less is noted (`recover.rs`).
+//! - What such a start could not look at is noted before that, too, and is judged without trust until a start
+//!   has seen it (`residency/unseen.rs`).
 //! - The note of an end in order is durable when that end is, and stays until what it vouches for says so by
 //!   itself, durably: a start that is cut short is followed by one that believes the same
 //!   (`tests/half_a_start.rs`).

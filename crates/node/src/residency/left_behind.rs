@@ -355,6 +355,18 @@ impl Residency {
         Ok(())
     }
 
+    /// What was left behind is gone or noted: somebody goes on who knows of the notes alone.
+    ///
+    /// # Errors
+    /// When that is not so.
+    pub(crate) fn note_all_left_behind(&self) -> Result<()> {
+        let open: Vec<u64> = {
+            let of = self.left_behind.of.lock();
+            of.iter().filter(|(_, left)| !left.noted).map(|((ino, _), _)| *ino).collect()
+        };
+        open.into_iter().try_for_each(|ino| self.keep_out_left_behind(Ino(ino)))
+    }
+
     /// Tries again to remove what a file has left behind.
     pub(crate) fn remove_left_behind_of(&self, ino: Ino) {
         if !self.left_behind.any.load(Ordering::Acquire) {
