@@ -173,7 +173,7 @@ fn run_when_interrupted_then_its_jobs_end_and_leave_nothing() {
     let jobs = serde_json::json!([
         { "name": "stubborn", "command": stubborn },
         { "name": "away", "command": format!("setsid sleep {word} & sleep {word}") },
-        { "name": "polite", "command": format!("trap 'echo bye > {said}; exit' INT; touch {said}; while :; do sleep 0.05; done") },
+        { "name": "polite", "command": format!("trap 'echo bye > {said}; exit 130' INT; touch {said}; while :; do sleep 0.05; done") },
         { "name": "later", "command": "true", "after": "away" },
     ]);
     let file = batch(&site, "b.json", &jobs);
