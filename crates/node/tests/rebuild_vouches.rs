@@ -7,6 +7,7 @@ mod rig;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_node::SetAttr;
 use forebay_store::decorators::Transparent;
 use rig::kept::{cut, end, files_below, is_map, lose_index, objects, only, spills};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -235,4 +236,20 @@ fn file_in_two_parts_when_the_header_and_map_of_one_are_gone_then_the_other_is_n
     rig.start();
     rig.drain();
     assert!(!rig.backing().join("file").exists(), "{said}");
+}
+
+/// The object still says what they were when it was made.
+#[test]
+fn mode_and_owner_that_were_changed_here_when_the_index_is_built_anew_then_are_those_of_the_old_one()
+ {
+    let mut rig = Rig::small(8 * MIB);
+    rig.put("file", &noise(1, 20_000));
+    let closed = SetAttr { mode: Some(0o600), uid: Some(12), gid: Some(13), ..SetAttr::default() };
+    rig.node().setattr(&CONTEXT, rig.ino("file"), &closed).unwrap();
+    end(&mut rig);
+    let checked = rig.check(true);
+    assert_eq!(checked.problems, checked.repaired, "{checked:?}");
+    rig.start();
+    let found = rig.node().getattr(&CONTEXT, rig.ino("file")).unwrap().attr;
+    assert_eq!((found.perm, found.uid, found.gid), (0o600, 12, 13));
 }

@@ -155,7 +155,7 @@ impl Node {
             needs_announced: matches!(rest, Rest::Announced),
             is_doubtful: is_doubtful(found, &*old, stat.size)?,
         };
-        let target = self.target_for(parent, name.as_bytes(), header, claim)?;
+        let target = self.target_for(parent, name.as_bytes(), header, found.known, claim)?;
         let record = &target.record;
         let fill = |fresh: &dyn Object| self.fill(record, fresh, &missing, &rest);
         let brought = self.residency.readopt_object(tier, record, &*old, header, &fill);
@@ -215,7 +215,7 @@ impl Node {
         // What shows through must be the version that it was laid over.
         let needs_version = old.map.is_some();
         let claim = Claim { needs_version, needs_announced: false, is_doubtful: false };
-        let target = self.target_for(parent, name.as_bytes(), header, claim)?;
+        let target = self.target_for(parent, name.as_bytes(), header, known, claim)?;
         self.meta.sync()?;
         if let Err(error) = self.copy_spill(&target.record, &old, size) {
             drop(self.backing.remove_spill(target.record.ino.0));
@@ -369,6 +369,7 @@ impl Node {
         parent: &Path,
         name: &[u8],
         header: &Header,
+        known: Option<&Known>,
         claim: Claim,
     ) -> Result<Target> {
         let there = match self.directory_at(parent)? {
@@ -407,7 +408,9 @@ impl Node {
             }
             name = with_suffix(&first, &format!("-{number}"));
         }
-        let new = NewInode::new(FileKind::Regular, header.mode, header.uid, header.gid);
+        // The object says what they were when it was made.
+        let now = known.map_or(header, |known| &known.header);
+        let new = NewInode::new(FileKind::Regular, now.mode, now.uid, now.gid);
         let record = self.meta.create(dir, &name, new, clock::wall_time())?;
         Ok(Target { record, made_in: Some((dir, name)) })
     }

@@ -427,7 +427,10 @@ fn set_aside(tier: &dyn Tier, ino: u64, former: &Former, why: &str, checked: &mu
     let of = path.map_or_else(String::new, |path| format!(" of {}", path.to_string_lossy()));
     let what = match tier.set_aside(ino) {
         Ok(kept) => format!("object {ino}{of}: {why}: set aside as {}", kept.display()),
-        Err(error) => format!("object {ino}{of}: {why}; {error}"),
+        Err(error) => format!(
+            "object {ino}{of}: {why}; {error}: it stays where it is. Run the rebuild again when that is \
+             mended, before the next mount: that sets it aside under its number"
+        ),
     };
     checked.problem(false, what);
 }
