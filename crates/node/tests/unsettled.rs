@@ -6,6 +6,7 @@ mod rig;
 use std::time::{Duration, Instant};
 
 use forebay_node::{Ino, Synced};
+use rig::kept::{files_below, objects};
 use rig::{MIB, Rig, noise};
 
 const POINT: &str = "node.settle.before_record";
@@ -59,4 +60,26 @@ fn sync_when_it_can_not_be_noted_what_was_written_then_names_the_files_and_few_a
     for number in 0..MANY {
         assert_eq!(rig.plain(&format!("file{number}")), noise(number as u64, 5000));
     }
+}
+
+/// The tier has lost its only object while no daemon worked.
+#[test]
+fn sync_when_the_bytes_of_a_file_are_lost_then_names_it_and_ends() {
+    let mut rig = Rig::small(16 * MIB);
+    for name in ["lost", "other"] {
+        rig.put(name, &noise(7, 5000));
+    }
+    let ino = rig.ino("lost");
+    rig.crash();
+    let name = format!("{:016x}", ino.0);
+    let object = files_below(&objects(&rig)).into_iter().find(|path| path.ends_with(&name));
+    std::fs::remove_file(object.expect("it is on the tier")).unwrap();
+    rig.start();
+    let began = Instant::now();
+    let synced = sync(&rig, Ino::ROOT);
+    assert!(began.elapsed() < LIMIT / 2, "it waits for what no waiting brings");
+    assert_eq!((synced.complete, synced.failed), (false, 1), "{synced:?}");
+    let (path, why) = &synced.failures[0];
+    assert!(path == b"lost" && why.contains("forebay status"), "{synced:?}");
+    assert_eq!(rig.plain("other"), noise(7, 5000));
 }

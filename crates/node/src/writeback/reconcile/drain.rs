@@ -1,6 +1,6 @@
 //! Bringing everything in line, or everything below a directory, while somebody waits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -34,6 +34,8 @@ const UNSETTLED: &str = "what was written to it is on the tier, and can't be not
 back";
 const UNSETTLED_ADVICE: &str =
     "Forebay tries it again every few seconds; see to what fails, and sync again";
+const LOST: &str =
+    "its bytes are lost, or can't be looked at: `forebay status` says what can be done";
 
 /// Inodes of one pass that are remembered as left, and those that are told with a reason.
 const MAX_LEFT: usize = 10_000;
@@ -112,6 +114,8 @@ struct Sweep<'a, 'p> {
     stopped: bool,
     /// Of this pass, those that may come once more by another name.
     seen: HashSet<Ino>,
+    /// Files whose bytes are lost: no waiting helps.
+    lost: BTreeMap<Ino, String>,
 }
 
 impl<'a, 'p> Sweep<'a, 'p> {
@@ -121,7 +125,8 @@ impl<'a, 'p> Sweep<'a, 'p> {
         let backlog = usize::try_from(node.meta.backlog_len()).unwrap_or(usize::MAX);
         let batch = batch_size(backlog, node.config.flush_threads);
         let (pending, seen, stopped) = (Vec::new(), HashSet::new(), false);
-        Sweep { node, shared, pending, batch, until, told, progress, stopped, seen }
+        let lost = BTreeMap::new();
+        Sweep { node, shared, pending, batch, until, told, progress, stopped, seen, lost }
     }
 
     fn over(&self) -> bool {
@@ -328,11 +333,14 @@ impl Writeback {
             self.settle_directories(until)?;
         }
         // Also one that could be settled since: perhaps no pass has met it.
-        for (ino, why) in unsettled {
+        let unsettled = unsettled
+            .into_iter()
+            .map(|(ino, why)| (ino, format!("{UNSETTLED}: {why}; {UNSETTLED_ADVICE}")));
+        for (ino, why) in unsettled.chain(std::mem::take(&mut sweep.lost)) {
             synced.failed += 1;
             if synced.failures.len() < MAX_TOLD {
                 let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
-                synced.failures.push((path, format!("{UNSETTLED}: {why}; {UNSETTLED_ADVICE}")));
+                synced.failures.push((path, why));
             }
         }
         synced.complete = !synced.cut_short && synced.failed == 0;
@@ -436,6 +444,10 @@ impl Writeback {
         }
         if self.rights.is_others_work(record) {
             return 1;
+        }
+        if self.residency.troubles.is_lost(record.ino) {
+            sweep.lost.insert(record.ino, LOST.into());
+            return 0;
         }
         // One turn is for all names of an inode.
         if record.attr.nlink < 2 || record.is_directory() || sweep.seen.insert(record.ino) {
