@@ -453,20 +453,14 @@ impl DirBacking {
         let own = self.name_when_parked(key);
         let mut first = OsString::from("limbo-");
         first.push(&own);
-        self.move_aside(&limbo, &own, first)
-    }
-
-    /// Moves something to a free name in `lost/`, to `first` if that is free. Where it is now, if it was
-    /// there.
-    fn move_aside(&self, from: &Dir, own: &OsStr, first: OsString) -> Result<Option<PathBuf>> {
         let mut name = first.clone();
         for number in 1.. {
             let moved = self.in_area(Area::Lost, |lost| {
-                match rename_no_replace(from, own, lost, &name) {
+                match rename_no_replace(&limbo, &own, lost, &name) {
                     // Of the source: the area is there, or in_area makes it again.
-                    Err(Errno::NOENT) if self.stat_if(from, own)?.is_none() => Ok(Some(false)),
+                    Err(Errno::NOENT) if self.stat_if(&limbo, &own)?.is_none() => Ok(Some(false)),
                     Err(Errno::EXIST | Errno::NOTEMPTY) => Ok(None),
-                    Err(e) => Err(self.err("set aside", from, own, e)),
+                    Err(e) => Err(self.err("set aside", &limbo, &own, e)),
                     Ok(()) => Ok(Some(true)),
                 }
             })?;
