@@ -7,6 +7,7 @@ mod site;
 use std::fs;
 use std::time::Duration;
 
+use forebay_testing::stop_process;
 use kept::{LONG, contents, sync};
 use ring::{Ring, can_cluster};
 use rustix::process::Signal;
@@ -73,7 +74,7 @@ fn stopped_while_it_writes_back(point: &str, published: bool) {
     };
     assert!(wait_for(LONG, began), "{point}: it does not write back\n{}", ring.log(0));
     std::thread::sleep(Duration::from_millis(1000));
-    signal(daemon, Signal::STOP);
+    stop_process(daemon);
     let taken = || fs::read(&there).is_ok_and(|bytes| bytes == old);
     assert!(wait_for(LONG, taken), "{point}: it is not taken over\n{}", ring.log(1));
     let new = contents(3, 200_000);
@@ -116,7 +117,7 @@ fn node_when_stopped_in_the_middle_of_a_change_in_place_then_it_does_not_go_on()
     let syncing = std::cell::RefCell::new(syncing);
     let is_begun = || fs::metadata(&backing).unwrap().len() > 2 << 20;
     assert!(wait_for(LONG, is_begun), "it does not write back\n{}", ring.log(0));
-    signal(daemon, Signal::STOP);
+    stop_process(daemon);
     assert!(fs::read(&backing).unwrap() != old, "stopped too late to show anything");
     let taken = || fs::read(&there).is_ok_and(|bytes| bytes == old);
     assert!(wait_for(LONG, taken), "it is not taken over\n{}", ring.log(1));

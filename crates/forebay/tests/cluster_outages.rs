@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use forebay_testing::stop_process;
 use kept::{LONG, contents, count, sync};
 use ring::{Ring, Server, can_cluster};
 use rustix::process::Signal;
@@ -35,7 +36,7 @@ fn node_when_nobody_could_hear_it_for_long_then_it_keeps_its_files_and_its_place
     let daemon = ring.daemon(0);
     ring.server.kill();
     // It is not the first to be heard again: as on a machine that is slow.
-    signal(daemon, Signal::STOP);
+    stop_process(daemon);
     std::thread::sleep(OUTAGE);
     ring.server.restart();
     let (one, two) = (ring.at(1, "f"), ring.at(2, "f"));
@@ -135,7 +136,7 @@ fn lose_changes(ring: &Ring, daemon: i32) -> (Unheard, Vec<usize>) {
             std::thread::sleep(Duration::from_secs(2));
             continue;
         };
-        signal(daemon, Signal::STOP);
+        stop_process(daemon);
         ring.server.freeze(false);
         let name = &unheard.name;
         let others = || fs::write(ring.at(1, &format!("{name}/other")), b"").is_ok();

@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
+use forebay_testing::stop_process;
 use kept::{LONG, check_all, contents, count, held, safety, sync, write_all};
 use ring::{Ring, can_cluster};
 use site::{alive, outcome, signal, wait_for};
@@ -96,7 +97,7 @@ fn node_when_fenced_then_a_new_file_is_refused_and_leaves_no_name() {
     ring.mount_all(&KEPT);
     fs::write(ring.at(0, "kept"), b"closed").unwrap();
     let daemon = ring.daemon(0);
-    signal(daemon, rustix::process::Signal::STOP);
+    stop_process(daemon);
     let taken = || fs::read(ring.at(1, "kept")).is_ok_and(|bytes| bytes == b"closed");
     assert!(wait_for(LONG, taken), "it is not taken over\n{}", ring.log(1));
     signal(daemon, rustix::process::Signal::CONT);
@@ -127,7 +128,7 @@ fn node_when_fenced_then_no_name_and_no_attribute_is_changed_there() {
         fs::write(ring.at(0, name), b"closed").unwrap();
     }
     let daemon = ring.daemon(0);
-    signal(daemon, rustix::process::Signal::STOP);
+    stop_process(daemon);
     // Waits for the daemon, and is carried out before that has heard of anything.
     let (from, to) = (ring.at(0, "other"), ring.at(0, "renamed"));
     let renaming = std::thread::spawn(move || fs::rename(from, to));

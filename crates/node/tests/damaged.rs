@@ -306,6 +306,7 @@ fn spill_file_when_its_record_is_older_than_its_note_then_it_is_set_aside_and_no
 /// Written back, not reported, and changed by others before the next start: that is theirs now.
 #[test]
 fn file_written_back_and_not_reported_when_others_change_it_then_it_is_theirs_and_not_lost() {
+    let _alone = rig::alone();
     for whole in [true, false] {
         let mut rig = Rig::small(8 * MIB);
         let len = if whole { 20_000 } else { 2_000_000 };

@@ -8,11 +8,7 @@ use std::sync::Arc;
 use forebay_node::{Ino, SetAttr};
 use forebay_store::decorators::Transparent;
 use forebay_testing::{LIMIT, wait_for};
-use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
-
-/// Fail points are the process's.
-static ONE: Mutex<()> = Mutex::new(());
 
 fn spilled_names(rig: &Rig) -> Vec<std::ffi::OsString> {
     let found = std::fs::read_dir(rig.backing().join(".forebay/spill"));
@@ -26,7 +22,7 @@ fn truncate(rig: &Rig, name: &str, size: u64) {
 
 #[test]
 fn start_when_the_first_tier_is_over_its_mark_then_nothing_moves_before_all_tiers_are_read() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::new(&[8 * MIB, 8 * MIB], Arc::new(Transparent), |_| {});
     let names: Vec<String> = (0..40).map(|index| format!("file{index}")).collect();
     for (index, name) in names.iter().enumerate() {
@@ -44,7 +40,7 @@ fn start_when_the_first_tier_is_over_its_mark_then_nothing_moves_before_all_tier
 
 #[test]
 fn spilled_file_when_removed_while_nobody_uses_it_then_its_spill_file_goes() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(MIB);
     let fh = rig.create("new");
     rig.write(fh, 0, &noise(4, 3 * MIB));
@@ -57,7 +53,7 @@ fn spilled_file_when_removed_while_nobody_uses_it_then_its_spill_file_goes() {
 
 #[test]
 fn spill_file_when_published_right_before_the_death_then_its_map_goes() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::small(MIB);
     let mut data = noise(3, 3 * MIB);
     std::fs::write(rig.backing().join("old"), &data).unwrap();
@@ -81,7 +77,7 @@ fn spill_file_when_published_right_before_the_death_then_its_map_goes() {
 
 #[test]
 fn file_with_two_names_when_the_death_comes_after_it_was_emptied_below_then_that_is_no_conflict() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::small(8 * MIB);
     std::fs::write(rig.backing().join("file"), noise(3, 300 * KIB)).unwrap();
     std::fs::hard_link(rig.backing().join("file"), rig.backing().join("link")).unwrap();
@@ -101,7 +97,7 @@ fn file_with_two_names_when_the_death_comes_after_it_was_emptied_below_then_that
 /// The record of a file says that it is dirty only when there is something to be dirty.
 #[test]
 fn file_that_no_tier_admits_when_the_death_comes_while_it_is_cut_then_it_is_there() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for point in ["node.spill.made", "node.spill.noted"] {
         let mut rig = Rig::small(MIB);
         let data = noise(3, 3 * MIB);

@@ -701,6 +701,7 @@ fn file_whose_rest_is_gone_when_it_is_open_then_its_next_sync_or_read_fails_once
 
 #[test]
 fn file_with_two_names_when_others_write_it_as_its_flush_begins_then_both_versions_are_kept() {
+    let _alone = rig::alone();
     let rig = rig();
     let below = rig.backing().join("file");
     std::fs::write(&below, noise(1, 20_000)).unwrap();

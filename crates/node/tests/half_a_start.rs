@@ -12,9 +12,6 @@ use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{KIB, MIB, Rig, noise};
 
-/// The fail points are those of the process.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn objects(rig: &Rig, tier: usize) -> usize {
     let fans = std::fs::read_dir(rig.config.tiers[tier].dir.join("objects"));
     let fans = fans.into_iter().flatten().flatten();
@@ -23,7 +20,7 @@ fn objects(rig: &Rig, tier: usize) -> usize {
 
 #[test]
 fn start_after_a_crash_when_it_ends_half_way_then_the_next_one_believes_no_more() {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::new(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
     let bytes = noise(3, 600 * KIB);
     rig.put("file", &bytes);
@@ -110,7 +107,7 @@ fn with_a_written_part() -> (Rig, Arc<MapsOnDevice>, Vec<u8>) {
 #[test]
 fn write_that_was_durable_at_an_end_in_order_when_the_power_fails_in_the_next_start_then_it_is_there()
  {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let (mut rig, device, bytes) = with_a_written_part();
     for _ in 0..2 {
         device.bring_back(&rig);
@@ -127,7 +124,7 @@ fn write_that_was_durable_at_an_end_in_order_when_the_power_fails_in_the_next_st
 #[test]
 fn write_that_was_durable_at_an_end_in_order_when_the_power_fails_after_the_next_start_then_it_is_there()
  {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let (mut rig, device, bytes) = with_a_written_part();
     device.bring_back(&rig);
     rig.start();
@@ -142,7 +139,7 @@ fn write_that_was_durable_at_an_end_in_order_when_the_power_fails_after_the_next
 /// There is no room for a note of the run of the machine: the one before says what it says.
 #[test]
 fn note_of_the_run_when_it_can_not_be_written_then_what_was_not_synced_is_believed_as_before() {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::small(16 * MIB);
     let bytes = noise(1, 200_000);
     rig.put("file", &bytes);

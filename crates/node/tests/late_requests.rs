@@ -13,9 +13,6 @@ use forebay_node::{Context, FilePosition, Ino, NameIn, NewFile, Result, SetAttr,
 use forebay_store::decorators::{Operation, Stuck, Transparent};
 use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
-/// Fail points are the process's.
-static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-
 /// A request that waits already and has a number, by which it is given up.
 const LATE: Context = Context { waiter: Some(&Numbered), ..CONTEXT };
 const NUMBER: u64 = 7;
@@ -112,7 +109,7 @@ fn start_of(fh: u64) -> FilePosition {
 
 #[test]
 fn write_that_was_given_up_when_it_goes_on_then_a_newer_one_stays() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::new(&[MIB], Arc::new(Transparent), |_| {});
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(1, 100 * KIB));
@@ -133,7 +130,7 @@ fn write_that_was_given_up_when_it_goes_on_then_a_newer_one_stays() {
 
 #[test]
 fn truncation_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(16 * MIB);
     let fh = rig.create("file");
     rig.write(fh, 0, b"old");
@@ -152,7 +149,7 @@ fn truncation_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 
 #[test]
 fn rename_that_was_given_up_while_it_synced_when_it_goes_on_then_a_newer_file_keeps_the_name() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(16 * MIB);
     rig.put("from", b"old");
     let (from, to) = (NameIn::new(Ino::ROOT, b"from"), NameIn::new(Ino::ROOT, b"to"));
@@ -169,7 +166,7 @@ fn rename_that_was_given_up_while_it_synced_when_it_goes_on_then_a_newer_file_ke
 /// A program has the old file synced when it is decided already that the new one needs no sync.
 #[test]
 fn file_that_is_synced_right_before_another_takes_its_name_then_that_one_is_durable_first() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(8 * MIB);
     rig.put("new", &noise(1, 20_480));
     let old = rig.create("name");
@@ -189,7 +186,7 @@ fn file_that_is_synced_right_before_another_takes_its_name_then_that_one_is_dura
 
 #[test]
 fn rename_that_waits_when_its_file_is_another_one_then_that_one_is_durable_first() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(8 * MIB);
     for name in ["new", "newer"] {
         rig.put(name, &noise(1, 20_480));
@@ -210,7 +207,7 @@ fn rename_that_waits_when_its_file_is_another_one_then_that_one_is_durable_first
 
 #[test]
 fn allocation_that_waits_for_the_room_of_the_store_then_has_not_the_file_in_hand() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::new(&[MIB], Arc::new(Transparent), |_| {});
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(1, 100 * KIB));
@@ -236,7 +233,7 @@ fn allocation_that_waits_for_the_room_of_the_store_then_has_not_the_file_in_hand
 
 #[test]
 fn range_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let zero = libc::FALLOC_FL_ZERO_RANGE;
     let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     for mode in [zero, punch, 0] {
@@ -258,7 +255,7 @@ fn range_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 
 #[test]
 fn copy_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(16 * MIB);
     let old = noise(2, 3 * MIB);
     rig.put("from", &old);
@@ -282,7 +279,7 @@ fn copy_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 
 #[test]
 fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let stuck = Arc::new(Stuck::default());
     let rig = Rig::new(&[16 * MIB], stuck.clone(), |config| config.attr_timeout = Duration::ZERO);
     for name in ["a", "b"] {

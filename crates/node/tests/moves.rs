@@ -14,9 +14,6 @@ use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 
 const HEADER: &str = "user.forebay";
 
-/// The fail points are those of the process.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn two_tiers() -> Rig {
     Rig::new(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {})
 }
@@ -86,7 +83,7 @@ fn write_over(rig: &Rig, name: &str, at: u64, bytes: &[u8]) {
 }
 
 fn moved_and_written(published: bool, power_cut: bool) {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let mut rig = two_tiers();
     let mut bytes = noise(3, 600 * KIB);
     rig.put("file", &bytes);
@@ -125,7 +122,7 @@ fn clean_object_that_was_moved_when_the_old_one_is_back_then_what_was_written_si
 /// A step of a move fails; the file is there and can be written, also by the next daemon, whichever
 /// objects are left.
 fn move_that_fails_at(point: &str, keeps_rest: bool) {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let mut rig = two_tiers();
     let mut bytes = noise(5, 600 * KIB);
     rig.put("file", &bytes);
@@ -213,7 +210,7 @@ impl Interceptor for DyingTier {
 }
 
 fn moved_from_a_dying_tier(how: Dying) {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::unstarted(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
     let dying = Arc::new(DyingTier {
         how,
@@ -258,7 +255,7 @@ fn object_that_was_moved_when_neither_it_nor_its_copy_can_be_removed_then_the_ne
 /// start it would be all that there is, and dirty.
 #[test]
 fn object_that_was_left_behind_when_its_file_leaves_the_tiers_then_it_does_not_come_back() {
-    let _one = ONE_AT_A_TIME.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::unstarted(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
     let dying = Arc::new(DyingTier {
         how: Dying::Unopened,

@@ -360,6 +360,7 @@ fn file_that_is_emptied_and_synced_when_its_version_below_gets_other_attributes_
 /// A worker published a version and could not report it; what is written after the next start is newer.
 #[test]
 fn file_that_is_emptied_and_synced_when_its_version_was_not_reported_then_its_bytes_count() {
+    let _alone = rig::alone();
     let mut rig = Rig::small(8 * MIB);
     rig.put("file", &noise(1, 20_480));
     let ino = rig.ino("file");
@@ -502,6 +503,7 @@ fn bring_back(rig: &mut Rig, ino: u64, (there, kept): &(PathBuf, PathBuf)) {
 /// The header on the tier is from before the spill file was published, and says that there is one.
 #[test]
 fn spilled_file_when_written_back_and_the_tier_has_what_was_before_then_the_newer_version_counts() {
+    let _alone = rig::alone();
     for reported in [true, false] {
         let (mut rig, mut bytes, store) = rig_with_a_spilled_file(true);
         let ino = rig.ino("spilled");

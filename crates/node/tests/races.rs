@@ -14,9 +14,6 @@ use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
-/// One test at a time: fail points are the process's.
-static ONE: Mutex<()> = Mutex::new(());
-
 /// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -72,7 +69,7 @@ fn with_room(free: u64, content: &[u8]) -> (Rig, u64) {
 
 #[test]
 fn extent_that_is_filled_when_it_is_written_past_the_tier_then_shows_what_was_written() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut content = noise(9, 600_000);
     let (rig, filler) = with_room(112 * KIB, &content);
     let fh = rig.open("file", libc::O_RDWR);
@@ -111,7 +108,7 @@ fn grown_past_the_tier() -> (Rig, u64, Vec<u8>, u64) {
 
 #[test]
 fn write_past_the_tier_when_the_file_is_published_meanwhile_then_nothing_is_cut() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (rig, fh, mut content, filler) = grown_past_the_tier();
     let held = Held::at("node.spill.begin");
     let new = noise(11, 1000);
@@ -133,7 +130,7 @@ fn write_past_the_tier_when_the_file_is_published_meanwhile_then_nothing_is_cut(
 /// What shows through the new spill file is the version that is published then.
 #[test]
 fn file_that_is_first_written_past_the_tier_while_it_is_published_then_all_of_it_can_be_read() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut content = noise(9, 600_000);
     let (rig, filler) = with_room(112 * KIB, &content);
     let fh = rig.open("file", libc::O_RDWR);
@@ -168,7 +165,7 @@ fn file_that_is_first_written_past_the_tier_while_it_is_published_then_all_of_it
 
 #[test]
 fn open_when_the_file_is_published_meanwhile_then_all_of_it_is_seen() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (rig, fh, content, filler) = grown_past_the_tier();
     let shorter = SetAttr { size: Some(MIB / 2), ..SetAttr::default() };
     rig.node().setattr(&CONTEXT, rig.ino("filler"), &shorter).unwrap();
@@ -191,7 +188,7 @@ fn open_when_the_file_is_published_meanwhile_then_all_of_it_is_seen() {
 
 #[test]
 fn file_written_while_its_eviction_ends_then_is_known_to_be_on_the_tier() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(MIB);
     let old = noise(9, 20_000);
     std::fs::write(rig.backing().join("file"), &old).unwrap();
@@ -223,7 +220,7 @@ fn file_written_while_its_eviction_ends_then_is_known_to_be_on_the_tier() {
 
 #[test]
 fn truncation_of_a_file_that_is_to_be_evicted_then_cuts_its_bytes_and_no_zeros() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(MIB);
     let content = noise(9, 100_000);
     let fh = rig.create("file");
@@ -250,7 +247,7 @@ fn truncation_of_a_file_that_is_to_be_evicted_then_cuts_its_bytes_and_no_zeros()
 
 #[test]
 fn write_that_is_under_way_during_a_flush_in_place_then_reaches_the_backing_store() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(MIB);
     let mut content = noise(9, 300_000);
     std::fs::write(rig.backing().join("file"), &content).unwrap();
@@ -282,7 +279,7 @@ fn write_that_is_under_way_during_a_flush_in_place_then_reaches_the_backing_stor
 
 #[test]
 fn file_published_before_its_close_is_settled_then_has_its_length() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::small(MIB);
     let content = noise(9, 2000);
     let fh = rig.create("file");
@@ -306,7 +303,7 @@ fn file_published_before_its_close_is_settled_then_has_its_length() {
 
 #[test]
 fn truncation_that_is_noted_after_a_newer_write_was_published_then_the_file_has_its_length() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for size in [0, 500] {
         let rig = Rig::small(MIB);
         rig.put("file", &noise(9, 2000));
@@ -378,7 +375,7 @@ impl Interceptor for Moving {
 
 #[test]
 fn file_that_workers_move_again_and_again_when_opened_then_is_found() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for size in [20_000, 200_000] {
         let moving = Arc::new(Moving::default());
         let rig = Rig::new(&[MIB], moving.clone(), |_| {});
@@ -412,7 +409,7 @@ fn set_time_while_held_at(point: &'static str) {
 }
 
 fn set_time_of_one_held_at(point: &'static str, (tier, len): (u64, u64)) {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (writeback, tier) = (WritebackPolicy::OnClose, [tier]);
     let rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
     let fh = rig.create("file");
@@ -459,7 +456,7 @@ fn time_that_is_set_while_a_file_past_the_tier_is_written_back_then_stays() {
 
 #[test]
 fn time_that_is_set_of_a_file_that_is_not_reported_when_the_daemon_dies_then_stays() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
     rig.put("file", &noise(1, 3000));
     let ino = rig.ino("file");
@@ -481,7 +478,7 @@ fn time_that_is_set_of_a_file_that_is_not_reported_when_the_daemon_dies_then_sta
 
 #[test]
 fn directory_when_synced_while_a_worker_reports_its_entries_then_has_its_time_below() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
     let made = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0o022).unwrap();
     rig.drain();
@@ -513,7 +510,7 @@ fn file_published_into_a_new_directory_when_the_daemon_dies_before_the_report_th
 }
 
 fn publish_and_die_at(point: &str) {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (writeback, tier) = (WritebackPolicy::OnEviction, [64 * KIB]);
     let mut rig = Rig::new(&tier, Arc::new(Transparent), |config| config.writeback = writeback);
     let bytes = noise(3, 200_000);
@@ -539,7 +536,7 @@ fn publish_and_die_at(point: &str) {
 /// What was published is not what the tier has, once somebody has written since.
 #[test]
 fn file_written_between_its_publication_and_its_report_then_stays_dirty_and_is_written_again() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for point in ["node.flush.copied", "node.flush.published", "node.reconcile.before_report"] {
         for part_of_it in [false, true] {
             let what = format!("{point}, a part: {part_of_it}");
@@ -595,7 +592,7 @@ impl Interceptor for Order {
 /// published without what was synced would count as the newer one.
 #[test]
 fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that_one_before() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for kept_open in [false, true] {
         let order = Arc::new(Order::default());
         let mut rig = Rig::unstarted(&[16 * MIB], order.clone(), |config| {
@@ -632,7 +629,7 @@ fn file_synced_while_an_older_copy_of_it_is_published_then_its_header_knows_that
 /// a moment later.
 #[test]
 fn times_when_set_while_their_file_is_copied_then_are_those_below() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     // A file alone, several that are staged together, and one that is written in place.
     let cases = [("node.flush.publish", 1, 1), ("node.flush.publish", 3, 1)];
     for (point, files, names) in cases.into_iter().chain([("node.flush.in_place_copied", 1, 2)]) {
@@ -692,7 +689,7 @@ fn times_when_set_while_their_file_is_copied_then_are_those_below() {
 /// Others write into the version that is held for a file in conflict, under the name that they gave it.
 #[test]
 fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_written_over() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
         config.writeback = WritebackPolicy::OnEviction;
     });
@@ -736,7 +733,7 @@ fn version_that_is_held_when_others_write_into_it_then_is_not_taken_for_the_one_
 /// The empty version is an older one, and what the writer begins has to know it.
 #[test]
 fn file_published_empty_while_its_writer_waits_for_room_when_synced_then_outlives_a_power_cut() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let mut rig = Rig::small(MIB);
     // Open and dirty, so that nothing makes room.
     let filler = rig.create("filler");

@@ -9,12 +9,8 @@ use std::sync::Arc;
 
 use forebay_node::{CheckRequest, Node, NodeError};
 use forebay_store::decorators::Transparent;
-use parking_lot::Mutex;
 use rig::kept::{end, files_below, lose_index, objects, spills};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
-
-/// One test at a time: fail points are the process's.
-static ONE: Mutex<()> = Mutex::new(());
 
 /// Where a rebuild is interrupted.
 const POINTS: [&str; 9] = [
@@ -110,7 +106,7 @@ fn all_there(rig: &mut Rig, files: &[(&str, Vec<u8>)], what: &str) {
 
 #[test]
 fn rebuild_when_interrupted_anywhere_then_it_can_be_run_again_and_nothing_else_uses_the_half() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for point in POINTS {
         for nth in 0..5 {
             let (mut rig, files) = scene();
@@ -127,7 +123,7 @@ fn rebuild_when_interrupted_anywhere_then_it_can_be_run_again_and_nothing_else_u
 
 #[test]
 fn rebuild_when_interrupted_again_and_again_then_nothing_is_lost() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (mut rig, files) = scene();
     let mut times = 0;
     for (at, point) in POINTS.into_iter().enumerate() {
@@ -139,7 +135,7 @@ fn rebuild_when_interrupted_again_and_again_then_nothing_is_lost() {
 
 #[test]
 fn rebuild_of_a_lost_index_when_interrupted_then_it_can_be_run_again() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for point in ["node.rebuild.begun", "node.rebuild.copied", "node.rebuild.durable"] {
         let mut rig = Rig::small(4 * MIB);
         let files = [("first", noise(1, 100 * KIB)), ("second", noise(2, 200 * KIB))];
@@ -162,7 +158,7 @@ fn sequence(ino: u64) -> u64 {
 /// Else a file could get the number of something that was set aside, and a repair give it those bytes.
 #[test]
 fn numbers_of_new_files_when_the_index_is_new_then_lie_above_all_that_was_set_aside() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for rebuilt in [false, true] {
         for place in ["tier0/lost", "backing/.forebay/lost"] {
             let mut rig = Rig::small(4 * MIB);
@@ -193,7 +189,7 @@ fn numbers_of_new_files_when_the_index_is_new_then_lie_above_all_that_was_set_as
 /// As one of which the device does not give up the inode. A rebuild that ends there can't be ended at all.
 #[test]
 fn rebuild_when_a_tier_gives_up_no_object_then_it_ends_and_nothing_comes_back_twice() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for lost in [false, true] {
         let mut rig = Rig::small(4 * MIB);
         let copied = noise(1, 20 * KIB);

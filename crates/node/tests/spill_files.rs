@@ -18,9 +18,6 @@ use forebay_testing::wait_for;
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
-/// One test at a time: fail points are the process's.
-static ONE: Mutex<()> = Mutex::new(());
-
 /// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -115,7 +112,7 @@ fn many_let_go_of() -> (Rig, Point) {
 
 #[test]
 fn spill_files_when_many_are_needed_no_more_then_a_start_syncs_once_for_all() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (mut rig, unsynced) = many_let_go_of();
     rig.crash();
     drop(unsynced);
@@ -131,7 +128,7 @@ fn spill_files_when_many_are_needed_no_more_then_a_start_syncs_once_for_all() {
 
 #[test]
 fn spill_files_when_many_are_needed_no_more_then_a_stop_syncs_once_for_all() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (rig, unsynced) = many_let_go_of();
     drop(unsynced);
     let (_point, syncs) = counted(SYNC);
@@ -152,7 +149,7 @@ fn noted(rig: &Rig) -> usize {
 
 #[test]
 fn notes_of_spill_files_that_a_killed_daemon_had_removed_then_go_with_the_next_start() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (mut rig, unsynced) = many_let_go_of();
     rig.put("kept", &noise(7, 30 * KIB));
     let kept = rig.ino("kept");
@@ -171,7 +168,7 @@ fn notes_of_spill_files_that_a_killed_daemon_had_removed_then_go_with_the_next_s
 
 #[test]
 fn writer_past_the_tier_when_others_spill_files_wait_for_a_sync_then_does_not_wait_for_it() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (rig, filler) = full();
     for name in ["emptied", "removed"] {
         rig.put(name, &noise(2, 30 * KIB));
@@ -207,7 +204,7 @@ fn writer_past_the_tier_when_others_spill_files_wait_for_a_sync_then_does_not_wa
 /// waits to be durable: the second is not, and stays until it is.
 #[test]
 fn spill_file_when_let_go_of_twice_during_a_sync_then_the_second_waits_for_the_next() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (rig, _filler) = full();
     rig.put("file", &noise(2, 30 * KIB));
     let (_point, arrived, go) = held(SYNC);
@@ -227,7 +224,7 @@ fn spill_file_when_let_go_of_twice_during_a_sync_then_the_second_waits_for_the_n
 
 #[test]
 fn reader_that_empties_a_file_when_it_goes_past_the_tier_meanwhile_then_has_to_wait() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let (rig, _filler) = full();
     let fh = rig.create("file");
     let (_point, arrived, go) = held("node.truncate.looked");
@@ -272,7 +269,7 @@ fn written_back_at_once(config: &mut NodeConfig) {
 
 #[test]
 fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_does_not_come_back() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for size in [3 * MIB, 300 * KIB] {
         let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
         let bytes = noise(7, size);
@@ -288,7 +285,7 @@ fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_doe
 #[test]
 fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_does_not_come_back()
 {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for (size, changes) in
         [(3 * MIB, false), (300 * KIB, false), (3 * MIB, true), (300 * KIB, true)]
     {
@@ -328,7 +325,7 @@ fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_d
 /// What was published while a file was open is not held any longer than the file is there.
 #[test]
 fn file_that_was_published_while_it_was_open_when_removed_then_its_bytes_below_go() {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(7, 300 * KIB));
@@ -350,7 +347,7 @@ fn file_that_was_published_while_it_was_open_when_removed_then_its_bytes_below_g
 #[test]
 fn new_file_when_its_mode_changes_as_it_is_written_back_and_others_take_it_then_does_not_come_back()
 {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     for size in [3 * MIB, 300 * KIB] {
         let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
         let bytes = noise(7, size);
@@ -370,7 +367,7 @@ fn new_file_when_its_mode_changes_as_it_is_written_back_and_others_take_it_then_
 #[test]
 fn file_past_the_tier_when_others_take_it_while_its_writer_has_it_open_then_none_of_it_becomes_zeros()
  {
-    let _one = ONE.lock();
+    let _alone = rig::alone();
     let rig =
         Rig::new(&[MIB], Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
     let mut bytes = noise(7, 3 * MIB);

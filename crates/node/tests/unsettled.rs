@@ -31,6 +31,7 @@ fn open_objects(rig: &Rig) -> usize {
 
 #[test]
 fn sync_when_it_can_not_be_noted_what_was_written_then_names_the_files_and_few_are_held_open() {
+    let _alone = rig::alone();
     const MANY: usize = 100;
     let rig = Rig::small(16 * MIB);
     let other = rig.create("other");

@@ -9,6 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use forebay_testing::stop_process;
+
 use crate::site::{Site, alive, can_mount, outcome, signal, wait_for};
 
 /// Says so and gives false where no cluster can be made.
@@ -116,9 +118,11 @@ impl Server {
 
     /// Has it stop, or go on.
     pub fn freeze(&self, frozen: bool) {
-        use rustix::process::Signal;
         let pid = self.child.lock().unwrap().id().cast_signed();
-        signal(pid, if frozen { Signal::STOP } else { Signal::CONT });
+        match frozen {
+            true => stop_process(pid),
+            false => signal(pid, rustix::process::Signal::CONT),
+        }
     }
 
     /// Starts it again, with what is in `dir` now.

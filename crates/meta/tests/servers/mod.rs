@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use forebay_meta::{Engine, LeaseOptions, LeaseTerms, Leased, Redis, RedisOptions};
+use forebay_testing::stop_process;
 
 /// Leases that are taken at the first change, and soon again.
 pub fn eager() -> LeaseOptions {
@@ -236,9 +237,11 @@ impl Servers {
     /// Stops a server as if it hung, or lets it go on.
     pub fn freeze(&self, at: usize, freeze: bool) {
         let child = self.servers[at].child.as_ref().unwrap();
-        let signal = if freeze { "-STOP" } else { "-CONT" };
-        let pid = child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let pid = child.id();
+        if freeze {
+            return stop_process(pid.cast_signed());
+        }
+        assert!(Command::new("kill").args(["-CONT", &pid.to_string()]).status().unwrap().success());
     }
 
     pub fn unused_port(&self) -> u16 {

@@ -7,6 +7,7 @@ pub mod device;
 pub mod kept;
 pub mod passing;
 
+use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use forebay_store::decorators::{InterceptedBacking, InterceptedTier, Interceptor
 use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, StoreError, Tier};
 use forebay_testing::{memory, new_dir, wait_until};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::io::Errno;
 
 pub const KIB: u64 = 1 << 10;
@@ -29,6 +31,30 @@ pub const CONTEXT: Context = Context::DAEMON;
 
 /// Makes another tier of one.
 pub type InFront = dyn Fn(Arc<dyn Tier>) -> Arc<dyn Tier> + Send + Sync;
+
+/// Fail points are those of the process: whoever sets one is alone in it with its rigs.
+static OTHERS: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    static IS_ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While a test has it, no other has a rig.
+pub struct Alone(#[allow(unused)] RwLockWriteGuard<'static, ()>);
+
+/// Waits until no other test has a rig.
+pub fn alone() -> Alone {
+    let others = OTHERS.write();
+    IS_ALONE.set(true);
+    Alone(others)
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        fail::list().into_iter().for_each(|(point, _)| fail::remove(point));
+        IS_ALONE.set(false);
+    }
+}
 
 /// A node with its directories, which outlive it and go with the rig.
 pub struct Rig {
@@ -42,6 +68,8 @@ pub struct Rig {
     /// Makes another of each tier, if there is one.
     pub in_front: Option<Box<InFront>>,
     pub node: Option<Arc<Node>>,
+    /// No test that sets fail points works beside it. Goes after the node.
+    _beside: Option<RwLockReadGuard<'static, ()>>,
 }
 
 impl Rig {
@@ -82,7 +110,8 @@ impl Rig {
         config.fetch_on_open_bytes = 32 * KIB;
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
-        Rig { dir, config, by, bare: false, by_tier: None, in_front: None, node: None }
+        let _beside = (!IS_ALONE.get()).then(|| OTHERS.read_recursive());
+        Rig { dir, config, by, bare: false, by_tier: None, in_front: None, node: None, _beside }
     }
 
     pub fn small(tier: u64) -> Self {
