@@ -186,7 +186,6 @@ fn file_that_is_synced_right_before_another_takes_its_name_then_that_one_is_dura
 
 #[test]
 fn rename_that_waits_when_its_file_is_another_one_then_that_one_is_durable_first() {
-    let _alone = rig::alone();
     let rig = Rig::small(8 * MIB);
     for name in ["new", "newer"] {
         rig.put(name, &noise(1, 20_480));
@@ -207,7 +206,6 @@ fn rename_that_waits_when_its_file_is_another_one_then_that_one_is_durable_first
 
 #[test]
 fn allocation_that_waits_for_the_room_of_the_store_then_has_not_the_file_in_hand() {
-    let _alone = rig::alone();
     let rig = Rig::new(&[MIB], Arc::new(Transparent), |_| {});
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(1, 100 * KIB));
@@ -279,7 +277,6 @@ fn copy_that_was_given_up_when_it_goes_on_then_newer_bytes_stay() {
 
 #[test]
 fn names_given_up_while_the_store_hangs_when_it_goes_on_then_nothing_is_changed() {
-    let _alone = rig::alone();
     let stuck = Arc::new(Stuck::default());
     let rig = Rig::new(&[16 * MIB], stuck.clone(), |config| config.attr_timeout = Duration::ZERO);
     for name in ["a", "b"] {

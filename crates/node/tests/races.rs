@@ -375,7 +375,6 @@ impl Interceptor for Moving {
 
 #[test]
 fn file_that_workers_move_again_and_again_when_opened_then_is_found() {
-    let _alone = rig::alone();
     for size in [20_000, 200_000] {
         let moving = Arc::new(Moving::default());
         let rig = Rig::new(&[MIB], moving.clone(), |_| {});

@@ -158,7 +158,6 @@ fn sequence(ino: u64) -> u64 {
 /// Else a file could get the number of something that was set aside, and a repair give it those bytes.
 #[test]
 fn numbers_of_new_files_when_the_index_is_new_then_lie_above_all_that_was_set_aside() {
-    let _alone = rig::alone();
     for rebuilt in [false, true] {
         for place in ["tier0/lost", "backing/.forebay/lost"] {
             let mut rig = Rig::small(4 * MIB);

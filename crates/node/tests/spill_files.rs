@@ -269,7 +269,6 @@ fn written_back_at_once(config: &mut NodeConfig) {
 
 #[test]
 fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_does_not_come_back() {
-    let _alone = rig::alone();
     for size in [3 * MIB, 300 * KIB] {
         let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
         let bytes = noise(7, size);
@@ -285,7 +284,6 @@ fn new_file_past_the_tier_when_others_take_it_as_soon_as_it_is_there_then_it_doe
 #[test]
 fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_does_not_come_back()
 {
-    let _alone = rig::alone();
     for (size, changes) in
         [(3 * MIB, false), (300 * KIB, false), (3 * MIB, true), (300 * KIB, true)]
     {
@@ -325,7 +323,6 @@ fn file_when_its_writer_closes_it_after_others_took_what_was_published_then_it_d
 /// What was published while a file was open is not held any longer than the file is there.
 #[test]
 fn file_that_was_published_while_it_was_open_when_removed_then_its_bytes_below_go() {
-    let _alone = rig::alone();
     let rig = Rig::new(&[MIB], Arc::new(Transparent), written_back_at_once);
     let fh = rig.create("file");
     rig.write(fh, 0, &noise(7, 300 * KIB));
@@ -367,7 +364,6 @@ fn new_file_when_its_mode_changes_as_it_is_written_back_and_others_take_it_then_
 #[test]
 fn file_past_the_tier_when_others_take_it_while_its_writer_has_it_open_then_none_of_it_becomes_zeros()
  {
-    let _alone = rig::alone();
     let rig =
         Rig::new(&[MIB], Arc::new(Transparent), |config| config.attr_timeout = Duration::ZERO);
     let mut bytes = noise(7, 3 * MIB);
