@@ -186,6 +186,75 @@ fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_
     assert!(rig.plain("renamed") == ours);
 }
 
+/// A file below that is only moved here, not changed; its bytes are on the tier, or not.
+fn unchanged_and_renamed(rig: &Rig, resident: bool) -> (Ino, Vec<u8>) {
+    let bytes = noise(1, 20_000);
+    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
+    age(rig, "file");
+    let ino = rig.ino("file");
+    if resident {
+        assert!(rig.get("file") == bytes);
+        assert!(rig.used() >= 20_000, "it is on the tier");
+    }
+    let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"renamed"));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    (ino, bytes)
+}
+
+fn replaced_by_others(rig: &Rig) {
+    std::fs::write(rig.backing().join("new"), b"theirs").unwrap();
+    std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
+}
+
+#[test]
+fn file_moved_here_when_others_replace_its_old_name_then_it_is_put_back_from_the_tier() {
+    old_name_is_replaced(false);
+    old_name_is_replaced(true);
+}
+
+fn old_name_is_replaced(seen_first: bool) {
+    let rig = rig();
+    let (ino, bytes) = unchanged_and_renamed(&rig, true);
+    replaced_by_others(&rig);
+    if seen_first {
+        look(&rig, ino);
+        assert!(rig.get("renamed") == bytes);
+        look(&rig, ino);
+    }
+    drop(rig.node().writeback().reconcile(ino));
+    rig.drain();
+    assert_eq!(names(&rig), ["file", "renamed"]);
+    assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
+    assert_eq!(rig.plain("file"), b"theirs");
+    assert_eq!(rig.get("file"), b"theirs");
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+#[test]
+fn file_moved_here_when_others_remove_its_old_name_then_it_is_put_back_from_the_tier() {
+    let rig = rig();
+    let (ino, bytes) = unchanged_and_renamed(&rig, true);
+    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    drop(rig.node().writeback().reconcile(ino));
+    rig.drain();
+    assert_eq!(names(&rig), ["renamed"]);
+    assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+#[test]
+fn file_moved_here_when_nothing_of_it_is_on_the_tier_then_its_loss_is_named() {
+    let rig = rig();
+    let (ino, _) = unchanged_and_renamed(&rig, false);
+    replaced_by_others(&rig);
+    drop(rig.node().writeback().reconcile(ino));
+    rig.drain();
+    assert_eq!(names(&rig), ["file"]);
+    assert_eq!(rig.plain("file"), b"theirs");
+    let (count, conflicts) = rig.node().writeback().conflicts();
+    assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]));
+}
+
 /// Sets mode and time of a file that is on the tier, and does not let the worker come to it yet.
 fn attributes_set(rig: &Rig) -> Ino {
     std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();

@@ -12,7 +12,7 @@
 //! |---|---|---|---|
 //! | below | none | the version below, or zeros | partial: `begin_partial`; whole: `fetch_whole`; whole, dirty: `ensure_place` of a file without bytes, `adopt_object`; spilled: `ensure_spill`; below: `was_cut_below` |
 //! | partial, clean | map, clean | the version below | whole: `finish_if_whole`; partial, dirty: `mark_dirty`; below: `evict`, `drop_copy`, `forget_copy`, `make_way` |
-//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`; partial: `evict_tail`; below: `evict`, `drop_copy`, `forget_copy`, `make_way` |
+//! | whole, clean | no map, clean | none | whole, dirty: `mark_dirty`, `whole_copy_counts`; partial: `evict_tail`; below: `evict`, `drop_copy`, `forget_copy`, `make_way` |
 //! | partial, dirty | map, dirty | the version that its header names | whole, dirty: `finish_if_whole`; partial, clean: `become_published`; spilled: `evacuate`; set aside: `make_way` |
 //! | whole, dirty | no map, dirty | none | whole, clean: `become_published`, or `settle` if nobody has written; spilled: `evacuate`; partial, dirty, spilled: `write_around`; empty: `change_length`; set aside: `make_way` |
 //! | spilled | none, or what was yielded to a spill file | a spill file over the version below | below, or what is on the tier: `spill_published`; empty: `change_length` |

@@ -8,6 +8,7 @@ use forebay_core::unit;
 use forebay_meta::Record;
 use forebay_types::Ino;
 
+use crate::context::Context;
 use crate::error::Result;
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
@@ -78,6 +79,31 @@ impl Residency {
         let resident = Resident { tier, whole: true, dirty: true, charged: real };
         self.enter(ino, resident);
         Ok(resident)
+    }
+
+    /// The backing store has lost the version of a file that its copy equals, and the file stays: a copy of all
+    /// of it counts from here on, as if it had been written here. Whether there is one.
+    pub(crate) fn whole_copy_counts(&self, record: &Record) -> Result<bool> {
+        let resident = self.residents.get(record.ino.0);
+        if !resident.is_some_and(|it| it.whole) || !self.peers.may_have_written(record) {
+            return Ok(false);
+        }
+        let file = self.files.get(record.ino);
+        self.load(&Context::DAEMON, &file)?;
+        let location = file.location.read();
+        let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
+        let Some(place) = whole else { return Ok(false) };
+        if !place.is_dirty() {
+            if place.object.len()? != record.attr.size {
+                return Ok(false);
+            }
+            self.follow_record(&file, place)?;
+            self.mark_dirty(&file, place)?;
+        }
+        let _one_at_a_time = file.times.lock();
+        let stat = place.object.stat()?;
+        self.record_written(record.ino, stat.size, stat.mtime)?;
+        Ok(true)
     }
 
     /// An object that a start has found on its tier, or that another daemon hands on, counts.

@@ -120,7 +120,7 @@ impl Residency {
     }
 
     /// The time of a clean object begins to count: it is that of the record.
-    fn follow_record(&self, file: &File, place: &TierObject) -> Result<()> {
+    pub(super) fn follow_record(&self, file: &File, place: &TierObject) -> Result<()> {
         let _one_at_a_time = file.times.lock();
         let record = self.as_seen_here(&self.meta.get(file.ino)?);
         let mtime = record.attr.mtime;

@@ -28,7 +28,11 @@ impl Writeback {
             if self.residency.settle_if_unsettled(work.ino())? {
                 return Err(NodeError::Busy);
             }
-            return self.lost(work);
+            // Its name was acknowledged, and so it stays as long as its bytes are here.
+            return match self.residency.whole_copy_counts(&work.record)? {
+                true => Ok(Step::Again),
+                false => self.lost(work),
+            };
         }
         let dir = self.backing_dir(at.parent)?;
         self.claim(work, at)?;

@@ -63,6 +63,7 @@ const MAX_HELD: usize = 64;
 
 /// Why there is a conflict.
 const BOTH: &str = "changed here and by others";
+const GONE: &str = "moved here, removed or replaced by others: no tier has a copy of it";
 const REST_GONE: &str =
     "changed here and by others; parts that were not here are gone, and zeros in the copy";
 
@@ -317,11 +318,12 @@ impl Writeback {
         self.remember(link, None, why);
     }
 
-    /// Others removed an unchanged file whose names were changed here: there is nothing left of it.
+    /// Others removed or replaced an unchanged file whose names were changed here, and no tier has it: there is
+    /// nothing left of it.
     pub(super) fn lost(&self, work: &mut Work<'_>) -> Result<Step> {
         let in_use = self.in_use(work.ino());
         for link in work.record.links.clone() {
-            self.remember(&link, None, "moved here, removed by others");
+            self.remember(&link, None, GONE);
             match self.meta.unlink(link.parent, &link.name, clock::wall_time(), in_use) {
                 Ok(unlinked) if unlinked.gone => self.discard(work.ino()),
                 Ok(_) | Err(MetaError::NotFound | MetaError::Stale(_)) => {}

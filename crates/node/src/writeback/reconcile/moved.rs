@@ -4,8 +4,8 @@
 //! theirs there: then it is theirs that was moved. It gets its name back. If they have taken that as
 //! well, it stays where it is, and the name is left to it; so it does where the system can't tell
 //! whether it came along or was put there afterwards. What the worker meant to move is nowhere then, as
-//! after a removal by others, and is made anew from what is here. A hard link is made by a handle, and
-//! can't be of another file.
+//! after a removal by others, and is made anew from what is here: also from a copy, if that has all of
+//! it. A hard link is made by a handle, and can't be of another file.
 //!
 //! # Invariants
 //! - No file of others is taken for ours or is removed, whichever two of the worker's operations they
@@ -15,6 +15,7 @@
 use forebay_meta::Link;
 use forebay_store::backing::RenameMode;
 use forebay_store::{Attributes, Dir, ErrorClass};
+use forebay_types::FileKind;
 
 use super::identity::may_be_ours;
 use super::names::os;
@@ -232,6 +233,12 @@ impl Writeback {
         }
         if work.record.is_directory() && work.record.backing.fingerprint.is_some() {
             self.take_away_below(work.ino())?;
+        }
+        let record = &work.record;
+        let is_clean = record.attr.kind == FileKind::Regular && !record.is_dirty();
+        if is_clean && !record.spilled && !record.links.is_empty() && record.attr.size > 0 {
+            // Before that is reported: a start would take a copy of it for one of nothing.
+            self.residency.whole_copy_counts(record)?;
         }
         work.disowned();
         Ok(())
