@@ -10,6 +10,7 @@ use forebay_types::FileKind;
 
 use crate::error::Result;
 use crate::lifecycle::check::{Check, header_of, is_newer, is_unreadable, path_of};
+use crate::lifecycle::which_counts::Newest;
 use crate::residency::doubt;
 use crate::residency::spill::{noted_inode, spill_setting};
 use crate::writeback::reconcile::is_pending;
@@ -143,6 +144,9 @@ impl Check<'_> {
                     continue;
                 }
                 let header = recover::header_of(&aside);
+                if Newest::of(record).is_after(&aside, header.as_ref().ok())? {
+                    continue;
+                }
                 let full = recover::is_full(&aside.path).unwrap_or(false);
                 let whole = match (&header, aside.map) {
                     (Ok(header), _) if header.dirty => header.whole,

@@ -19,6 +19,7 @@ use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
 use crate::lifecycle::check::{CheckRequest, header_of, open_meta, path_of};
 use crate::lifecycle::members;
+use crate::lifecycle::which_counts::Newest;
 use crate::node::METADATA;
 use crate::residency::spill::{SpillNote, spill_setting};
 
@@ -36,6 +37,8 @@ const PAGE: usize = 1000;
 pub(crate) struct Known {
     /// As the header of its object should be; `size` is the length of the file.
     pub(crate) header: Header,
+    /// What counts of what was set aside.
+    pub(crate) newest: Newest,
     /// Of its spill file, if it has one.
     pub(crate) spill: Option<SpillNote>,
 }
@@ -113,7 +116,8 @@ impl Former {
                 continue;
             }
             let header = Header { spilled: record.spilled, ..header_of(&meta, &record) };
-            self.known.insert(*ino, Known { header, spill });
+            let newest = Newest::of(&record);
+            self.known.insert(*ino, Known { header, newest, spill });
         }
         if !index.half_made {
             self.find_gone(&meta, others)?;

@@ -291,6 +291,16 @@ impl Node {
                 checked.problem(true, what);
                 continue;
             }
+            if file.newest.is_after(&aside, header.as_ref().ok()).unwrap_or(true) {
+                if file.spill.is_none() {
+                    let (path, kept) = (known.path.display(), aside.path.display());
+                    let what = format!(
+                        "{path}: what was written last is gone: {kept}, which was set aside before, is older"
+                    );
+                    checked.problem(false, what);
+                }
+                continue;
+            }
             let header = header.ok().filter(|header| header.dirty);
             let whole = header.as_ref().map_or(!aside.map, |header| header.whole);
             // Of a file that has a part elsewhere nothing but a map tells which part this is. A map that was

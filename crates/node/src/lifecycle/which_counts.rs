@@ -7,11 +7,17 @@
 //! it is a copy of is what the dirty one has become. A dirty object is removed only if it is surely
 //! older than another one, and else set aside.
 //!
-//! Tests: below, `tests/left_behind.rs`, `tests/moves.rs`.
+//! Of objects that were set aside, perhaps long ago, none counts again for a file that has become something
+//! else since.
+//!
+//! Tests: below, `tests/left_behind.rs`, `tests/moves.rs`, `tests/older_aside.rs`.
+
+use std::os::unix::fs::MetadataExt;
 
 use forebay_meta::Record;
+use forebay_store::recover::Aside;
 use forebay_store::{Believed, ErrorClass, Header, StoreError};
-use forebay_types::{Fingerprint, Ino};
+use forebay_types::{Fingerprint, Ino, Timestamp};
 
 use crate::node::Node;
 use crate::residency::synced::is_announced;
@@ -131,6 +137,38 @@ impl Node {
                 Err(error) => return Err(error),
             };
         Ok(complete.then_some(header))
+    }
+}
+
+/// What a record knows of the newest version of its file.
+pub(crate) struct Newest {
+    /// Versions that the backing store has or is about to have.
+    pub(crate) known: Vec<Fingerprint>,
+    /// When it was written last, as far as was noted.
+    pub(crate) mtime: Timestamp,
+}
+
+impl Newest {
+    /// By the record of the file.
+    pub(crate) fn of(record: &Record) -> Self {
+        let known = [record.backing.fingerprint, record.backing.pending];
+        Newest { known: known.into_iter().flatten().collect(), mtime: record.attr.mtime }
+    }
+
+    /// Whether an object that was set aside is from before that: it was written last before the file was, or
+    /// was neither made from a version that is known nor became one. (Its header, if it can be read.)
+    ///
+    /// # Errors
+    /// When it can't be looked at.
+    pub(crate) fn is_after(&self, aside: &Aside, header: Option<&Header>) -> std::io::Result<bool> {
+        let found = std::fs::metadata(&aside.path)?;
+        let nsec = u32::try_from(found.mtime_nsec()).unwrap_or_default();
+        if Timestamp::new(found.mtime(), nsec) < self.mtime {
+            return Ok(true);
+        }
+        let Some(header) = header.filter(|_| !self.known.is_empty()) else { return Ok(false) };
+        let is_known = |version: Fingerprint| self.known.iter().any(|it| it.same_content(&version));
+        Ok(![header.base, header.pending].into_iter().flatten().any(is_known))
     }
 }
 
