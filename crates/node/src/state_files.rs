@@ -22,7 +22,7 @@ pub(crate) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
         drop(std::fs::remove_file(&new));
         return Err(error);
     }
-    File::open(dir)?.sync_all()
+    sync(&File::open(dir)?)
 }
 
 fn write(new: &Path, bytes: &[u8]) -> Result<()> {
@@ -30,7 +30,7 @@ fn write(new: &Path, bytes: &[u8]) -> Result<()> {
     // Not among those at which a mounted daemon dies: most are written before it is mounted.
     fail::fail_point!("node.state_file.made", |_| Err(rustix::io::Errno::NOSPC.into()));
     file.write_all(bytes)?;
-    file.sync_all()
+    sync(&file)
 }
 
 /// Takes a file away, durably. None is no error; that there is none may be what was not durable before.
@@ -41,8 +41,18 @@ pub(crate) fn remove(dir: &Path, name: &str) -> Result<()> {
     remove_if_there(&dir.join(name))?;
     match File::open(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        dir => dir?.sync_all(),
+        dir => sync(&dir?),
     }
+}
+
+/// Makes a file or a directory durable. A file system that goes down meanwhile may confirm that, and is
+/// asked whether it is up.
+///
+/// # Errors
+/// What the file system says.
+pub(crate) fn sync(file: &File) -> Result<()> {
+    file.sync_all()?;
+    Ok(forebay_store::is_up(file)?)
 }
 
 fn remove_if_there(path: &Path) -> Result<bool> {

@@ -58,6 +58,7 @@ pub use error::{ErrorClass, Result, StoreError};
 pub use failpoints::FAILPOINTS;
 pub use group::{Group, Synced};
 pub use header::{Header, HeaderFault};
+pub use local::is_up;
 pub use ownership::{check_own, make_own};
 pub use presence::{Believed, Flush, Presence};
 pub use store_mark::StoreIdentity;

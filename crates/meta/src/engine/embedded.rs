@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use fjall::config::{BlockSizePolicy, CompressionPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use parking_lot::{Mutex, RwLock};
+use rustix::io::Errno;
 
 use super::ballast::Ballast;
 use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write, successor};
@@ -253,10 +254,7 @@ impl Embedded {
         // A sync by the database itself may have failed just before, and heard of it instead of this one.
         // Then it refuses everything by now.
         opened.database.persist(PersistMode::Buffer).map_err(io)?;
-        // A file system that goes down in the middle of it may confirm it all the same (XFS does), but
-        // gives no attributes from then on.
-        let looked = std::fs::metadata(&self.directory);
-        looked.map(drop).map_err(|error| EngineError::Io(Box::new(error)))
+        is_up(&self.directory).map_err(|error| EngineError::Io(Box::new(error)))
     }
 
     /// Syncs the log, unless one has failed since it was written last.
@@ -301,6 +299,16 @@ impl Embedded {
             }
             Err(_) => Ok(()),
         }
+    }
+}
+
+/// Whether the file system of a directory is up. One that goes down in the middle of a sync may confirm it
+/// all the same, but gives no attributes from then on: XFS none at all, ext4 no extended ones.
+fn is_up(directory: &Path) -> std::io::Result<()> {
+    std::fs::metadata(directory)?;
+    match rustix::fs::getxattr(directory, "user.forebay.none", &mut [0_u8; 0][..]) {
+        Err(Errno::IO) => Err(Errno::IO.into()),
+        _ => Ok(()),
     }
 }
 

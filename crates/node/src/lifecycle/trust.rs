@@ -210,7 +210,7 @@ impl Node {
     pub(crate) fn note_running(&self) -> Result<()> {
         let note = self.places().note();
         if std::fs::read(self.state_dir.join(RUNNING)).is_ok_and(|now| now == note.as_bytes()) {
-            return Ok(std::fs::File::open(&self.state_dir)?.sync_all()?);
+            return Ok(state_files::sync(&std::fs::File::open(&self.state_dir)?)?);
         }
         let Err(error) = state_files::replace(&self.state_dir, RUNNING, note.as_bytes()) else {
             return Ok(());

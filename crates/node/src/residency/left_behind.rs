@@ -214,7 +214,7 @@ pub(super) fn put(notes: &Path, which: &Which, bytes: &[u8]) -> std::io::Result<
     match std::fs::create_dir(notes) {
         Ok(()) => {
             if let Some(state_dir) = notes.parent() {
-                std::fs::File::open(state_dir)?.sync_all()?;
+                state_files::sync(&std::fs::File::open(state_dir)?)?;
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}

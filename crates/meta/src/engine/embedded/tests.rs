@@ -323,3 +323,43 @@ fn table_that_is_damaged_when_it_is_read_then_told_as_damaged() {
         assert!(told.contains("fsck --rebuild"), "{told}");
     }
 }
+
+/// An ext4 on a loop device.
+struct Ext4<'p>(&'p Path);
+
+impl Ext4<'_> {
+    /// Runs a program; says whether it went well.
+    fn ran(program: &str, args: &[&str]) -> bool {
+        let done = std::process::Command::new(program).args(args).output();
+        done.is_ok_and(|done| done.status.success())
+    }
+}
+
+impl Drop for Ext4<'_> {
+    fn drop(&mut self) {
+        Self::ran("umount", &["-l", &self.0.to_string_lossy()]);
+    }
+}
+
+/// A file system that goes down may confirm a sync that is under way.
+#[test]
+fn file_system_when_it_has_gone_down_then_no_sync_is_taken_for_done() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (image, at) = (dir.path().join("image"), dir.path().join("at"));
+    std::fs::File::create(&image).expect("made").set_len(96 << 20).expect("set");
+    std::fs::create_dir(&at).expect("made");
+    let (image, place) = (image.to_string_lossy(), at.to_string_lossy());
+    let made = Ext4::ran("mkfs.ext4", &["-q", "-F", &image])
+        && Ext4::ran("mount", &["-o", "loop", &image, &place]);
+    if !made {
+        eprintln!("skipped: no loop device");
+        return;
+    }
+    let _mounted = Ext4(&at);
+    is_up(&at).expect("it is up");
+    if !Ext4::ran("xfs_io", &["-x", "-c", "shutdown", &place]) {
+        eprintln!("skipped: no xfs_io");
+        return;
+    }
+    is_up(&at).expect_err("it has gone down");
+}
