@@ -670,3 +670,61 @@ fn new_file_past_the_tier_when_synced_and_its_object_comes_back_empty_then_it_is
     rig.drain();
     assert!(rig.plain("file") == bytes);
 }
+
+/// A file of the backing store to which was written past the tier, so changed there as well (`in_parts`). The
+/// map of its spill file had nothing on its device when the machine stopped.
+fn rig_with_a_spill_map_cut_short(in_parts: bool, synced: bool) -> (Rig, Vec<u8>) {
+    // No part of it comes to a tier that is smaller.
+    let tier = if in_parts { 4 * MIB } else { MIB };
+    let mut rig = Rig::small(tier);
+    let bytes = noise(7, 2_000_000);
+    std::fs::write(rig.backing().join("large"), &bytes).unwrap();
+    let fh = rig.open("large", libc::O_RDWR);
+    rig.node().read(&CONTEXT, fh, 1_000_000, &mut [0; 1000]).unwrap();
+    if in_parts {
+        rig.write(fh, 100_000, b"written here");
+    }
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, tier - 300_000));
+    for at in (1_000_000..1_900_000).step_by(100_000) {
+        rig.write(fh, at, b"written past the tier");
+    }
+    if synced {
+        rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    }
+    let name = format!("{:016x}", rig.ino("large").0);
+    rig.crash();
+    let objects = rig::kept::files_below(&rig::kept::objects(&rig));
+    assert_eq!(objects.iter().any(|path| path.ends_with(&name)), in_parts, "{objects:?}");
+    rig::kept::cut(&rig::kept::only(&rig::kept::spills(&rig), true), 0);
+    std::fs::write(rig.dir.join("tier0/state/running"), "another boot").unwrap();
+    (rig, bytes)
+}
+
+/// Nobody was told that the change lasts, and the backing store has what was there before.
+#[test]
+fn map_of_a_spill_file_when_cut_short_and_nothing_was_synced_then_the_file_is_as_below() {
+    for in_parts in [false, true] {
+        let (mut rig, bytes) = rig_with_a_spill_map_cut_short(in_parts, false);
+        rig.start();
+        assert_eq!(rig.node().residency().lost_files().files, 0, "in parts: {in_parts}");
+        rig::same(&read_of(&rig, "large").unwrap(), &bytes, "as it was");
+        let aside = rig.node().residency().set_aside().files;
+        assert!(aside > u64::from(in_parts), "what there is of the change: {aside}");
+        rig.drain();
+        rig::same(&rig.plain("large"), &bytes, "below");
+        rig.crash();
+        rig.start();
+        rig::same(&read_of(&rig, "large").unwrap(), &bytes, "after one more start");
+    }
+}
+
+#[test]
+fn map_of_a_spill_file_when_cut_short_after_a_sync_then_no_older_version_is_shown() {
+    for in_parts in [false, true] {
+        let (mut rig, _) = rig_with_a_spill_map_cut_short(in_parts, true);
+        rig.start();
+        read_of(&rig, "large").unwrap_err();
+        assert_eq!(rig.node().residency().lost_files().files, 1, "in parts: {in_parts}");
+    }
+}

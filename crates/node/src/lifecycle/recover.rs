@@ -647,7 +647,7 @@ impl Node {
         Ok(())
     }
 
-    fn forget_unsynced(&self, record: &Record) -> Result<()> {
+    pub(super) fn forget_unsynced(&self, record: &Record) -> Result<()> {
         tracing::debug!(?record, "nothing is left of what was not synced");
         for link in &names_below(record) {
             let Some(found) = self.found_at_start(record, link)? else { continue };

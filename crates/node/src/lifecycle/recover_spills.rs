@@ -93,7 +93,14 @@ impl Node {
                             StoreError::Damaged { .. } | StoreError::Version { .. },
                         )),
                     ) => {
-                        tracing::error!(%ino, %error, "a spill file can't be used");
+                        let is_newer =
+                            matches!(error, NodeError::Store(StoreError::Version { .. }));
+                        let may_be_nothing = !trust.unsynced && !is_newer;
+                        if !may_be_nothing
+                            || !self.forget_unacknowledged(ino, &error.to_string(), evidence)?
+                        {
+                            tracing::error!(%ino, %error, "a spill file can't be used");
+                        }
                         continue;
                     }
                     Err(error) => match error.of_one_file() {
@@ -122,5 +129,28 @@ impl Node {
             self.residency.found_spilled(&record, &spill)?;
         }
         Ok(usable)
+    }
+
+    /// After a crash of the machine nothing tells which bytes a spill file has. If no program was told that any
+    /// change of its file lasts, none of them needs to: the file is as the backing store has it, and what
+    /// there is of the change is set aside. Says whether that is so. A start that ends here is followed by one
+    /// that does the same.
+    fn forget_unacknowledged(&self, ino: Ino, why: &str, evidence: &Evidence) -> Result<bool> {
+        let record = self.meta.get(ino)?;
+        if evidence.set_aside.contains(&ino.0)
+            || !self.residency.peers.may_have_written(&record)
+            || !self.residency.set_unacknowledged_object_aside(ino, why)?
+        {
+            return Ok(false);
+        }
+        tracing::warn!(
+            %ino,
+            file = %String::from_utf8_lossy(&self.residency.path_of(ino)),
+            why,
+            "the machine went down before a change of a file was synced: it is as the backing store has it"
+        );
+        self.forget_unsynced(&record)?;
+        self.residency.set_unused_spill_aside(ino, why)?;
+        Ok(true)
     }
 }

@@ -24,6 +24,8 @@ use crate::clock;
 use crate::error::Result;
 use crate::residency::Residency;
 use crate::residency::files::File;
+use crate::residency::spill::{SpillNote, spill_setting};
+use crate::residency::synced::is_acknowledged;
 use crate::residency::unseen::Unseen;
 
 /// Names that are told; more are only counted.
@@ -192,6 +194,37 @@ impl Residency {
         if let Some(kept) = self.backing.set_spill_aside(ino.0)? {
             tracing::warn!(%ino, why, kept = %kept.display(), "a spill file is set aside");
         }
+        Ok(())
+    }
+
+    /// What a tier has of a file with a spill file is set aside, unless a program may have been told that a
+    /// change of the file lasts, here or there: false then.
+    pub(crate) fn set_unacknowledged_object_aside(&self, ino: Ino, why: &str) -> Result<bool> {
+        let note = self.meta.setting(&spill_setting(ino))?;
+        if SpillNote::read(note.as_deref()).acknowledged {
+            return Ok(false);
+        }
+        let Some(resident) = self.residents.get(ino.0) else { return Ok(true) };
+        let index = usize::from(resident.tier);
+        let object = self.tiers[index].tier.open(ino.0)?;
+        let header = object.header()?;
+        // What covers a part is what it had before it was changed: the kernel does not write parts by itself.
+        if header.synced || header.whole && is_acknowledged(&header, object.len()?) {
+            return Ok(false);
+        }
+        self.set_object_aside(index, ino, why);
+        self.forget_resident(ino, None);
+        Ok(true)
+    }
+
+    /// The record lets go of a spill file that can't be used, and it is moved out of the way.
+    pub(crate) fn set_unused_spill_aside(&self, ino: Ino, why: &str) -> Result<()> {
+        self.meta.update(ino, None, |record| {
+            record.spilled = false;
+            Queue::Yes
+        })?;
+        self.set_spill_aside(ino, why)?;
+        self.note_spill_due(ino);
         Ok(())
     }
 
