@@ -22,6 +22,7 @@ use crate::lifecycle::{former, members};
 use crate::node::METADATA;
 use crate::residency::doubt;
 use crate::residency::left_behind::LeftBehind;
+use crate::residency::removals::noted_removals;
 use crate::residency::synced::is_cut;
 use crate::writeback::parked;
 
@@ -88,7 +89,7 @@ impl Checked {
 /// A tier in use, state that can't be read, or a rebuild without a backing store.
 pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> Result<Checked> {
     let mut checked = Checked::default();
-    if request.accept_loss && give_up_notes(request, &mut checked)? {
+    if request.accept_loss && !request.rebuild && give_up_notes(request, &mut checked)? {
         return Ok(checked);
     }
     let tiers = open_tiers(request, &mut checked)?;
@@ -124,6 +125,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         meta: &meta,
         tiers: &tiers,
         recovered: meta.setting(RECOVERED)?.is_some(),
+        removed: noted_removals(&state_dir),
         trusted: trusted_now(&state_dir, &tiers, &seen),
         seen,
         checked,
@@ -368,6 +370,8 @@ pub(super) struct Check<'a> {
     pub(super) seen: Seen,
     /// Whether the namespace has seen its tiers.
     pub(super) recovered: bool,
+    /// Files that were removed, and may have left something.
+    removed: HashSet<u64>,
     /// What the next start believes.
     pub(super) trusted: Trusted,
     pub(super) checked: Checked,
@@ -541,16 +545,20 @@ impl Check<'_> {
                 self.checked.leftovers += 1;
                 return Ok(None);
             }
-            Err(forebay_meta::Error::Stale(_)) if self.recovered => {
+            Err(forebay_meta::Error::Stale(_)) if self.removed.contains(&ino.0) => {
                 // Removed from the namespace, and the daemon ended before it was from the tier.
                 self.checked.leftovers += 1;
                 return Ok(None);
             }
             Err(forebay_meta::Error::Stale(_)) => {
-                // The namespace was lost.
+                // The namespace was lost, or a part of it, or it is new and this was not there to be seen.
+                let why = match self.recovered {
+                    true => "and the index does not know it. The next mount sets it aside:",
+                    false => "but the metadata was lost:",
+                };
                 self.checked.problem(
                     false,
-                    format!("object {ino} ({path}) is newer than the backing store but the metadata was lost: `forebay fsck --rebuild` brings it back"),
+                    format!("object {ino} ({path}) is newer than the backing store {why} `forebay fsck --rebuild` brings it back"),
                 );
                 return Ok(None);
             }

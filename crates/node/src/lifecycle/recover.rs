@@ -341,7 +341,8 @@ impl Node {
             Err(forebay_meta::Error::Stale(_))
                 if header.dirty && !evidence.removed.contains(&ino.0) =>
             {
-                return Ok(Fate::SetAside("the index does not know its file".into()));
+                let path = header.path.display();
+                return Ok(Fate::SetAside(format!("the index does not know its file, {path}")));
             }
             Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(Fate::Removed),
             Err(error) => return Err(error.into()),

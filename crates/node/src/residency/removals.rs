@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -86,7 +87,7 @@ impl Residency {
     /// Which files the last daemon had removed, by its notes; those of this one come after them.
     pub(crate) fn begin_removal_notes(&self) -> HashSet<u64> {
         let path = self.state_dir.join(NOTES);
-        let bytes = std::fs::read(&path).unwrap_or_default();
+        let noted = noted_removals(&self.state_dir);
         match OpenOptions::new().append(true).create(true).mode(0o600).open(&path) {
             Ok(file) => drop(self.removals.1.set(file)),
             Err(error) => tracing::warn!(
@@ -95,11 +96,7 @@ impl Residency {
                  aside and not removed"
             ),
         }
-        bytes
-            .chunks_exact(8)
-            .filter_map(|note| note.try_into().ok())
-            .map(u64::from_le_bytes)
-            .collect()
+        noted
     }
 
     /// All that was noted is gone.
@@ -304,6 +301,13 @@ impl Residency {
             }
         }
     }
+}
+
+/// Which files were removed and may have left something on a tier, by the notes in a state directory.
+pub(crate) fn noted_removals(state_dir: &Path) -> HashSet<u64> {
+    let bytes = std::fs::read(state_dir.join(NOTES)).unwrap_or_default();
+    let notes = bytes.chunks_exact(8).filter_map(|note| note.try_into().ok());
+    notes.map(u64::from_le_bytes).collect()
 }
 
 /// Files of others that commits have displaced.
