@@ -1,5 +1,6 @@
 //! What ends: room for the state, a tier, descriptors, memory.
 
+mod disk;
 mod site;
 
 use std::fs;
@@ -7,6 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use disk::{Disk, fill};
 use site::{Site, can_mount, outcome, wait_for};
 
 /// A file system in memory, for one test.
@@ -26,16 +28,6 @@ impl Memory {
     fn fill(&self) -> PathBuf {
         fill(&self.0)
     }
-}
-
-/// Takes all room of a disk.
-fn fill(disk: &Path) -> PathBuf {
-    let path = disk.join("filler");
-    let mut filler = fs::File::create(&path).unwrap();
-    for chunk in [1 << 20, 4096] {
-        while filler.write_all(&vec![0; chunk]).is_ok() {}
-    }
-    path
 }
 
 impl Drop for Memory {
@@ -121,7 +113,7 @@ fn state_when_its_disk_is_a_full_ext4_then_changes_get_enospc_until_there_is_roo
         return;
     }
     let site = Site::new();
-    let Some(disk) = Disk::new(&site, "disk") else { return };
+    let Some(disk) = Disk::new(&site, "disk", 256 << 20) else { return };
     let state = format!("--state-dir={}/state", disk.dir.display());
     site.mount(&[&state, "--writeback", "evict"]);
     let at = |name: &str| site.path("mnt").join(name);
@@ -199,57 +191,13 @@ fn backing_store_when_it_is_full_then_status_and_sync_say_so_and_what_to_do() {
     assert_eq!(fs::read(site.path("backing/kept")).unwrap(), vec![7; 1 << 20]);
 }
 
-/// An ext4 file system in a file, for one test.
-struct Disk {
-    dir: PathBuf,
-    device: String,
-}
-
-impl Disk {
-    /// Nothing where there are no loop devices or tools.
-    fn new(site: &Site, name: &str) -> Option<Self> {
-        let (image, dir) = (site.path(&format!("{name}.img")), site.path(name));
-        fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
-        fs::create_dir(&dir).unwrap();
-        let image = image.to_str().unwrap();
-        let (made, _) = outcome(site.command("mkfs.ext4").args(["-q", "-b", "4096", image]));
-        let (looped, device) = outcome(site.command("losetup").args(["-f", "--show", image]));
-        if made != 0 || looped != 0 {
-            eprintln!("skipped: no loop device with ext4");
-            return None;
-        }
-        let disk = Disk { dir, device: device.trim().to_owned() };
-        let (code, text) = outcome(site.command("mount").arg(&disk.device).arg(&disk.dir));
-        assert_eq!(code, 0, "{text}");
-        Some(disk)
-    }
-
-    /// As the kernel does after an error of the device that it can't go on with.
-    fn shut_down(&self) {
-        use std::os::fd::AsRawFd;
-        const EXT4_IOC_SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
-        const WITHOUT_LOG: u32 = 2;
-        let dir = fs::File::open(&self.dir).unwrap();
-        // SAFETY: the descriptor is open, and the argument is a number that lives on.
-        let done = unsafe { libc::ioctl(dir.as_raw_fd(), EXT4_IOC_SHUTDOWN, &WITHOUT_LOG) };
-        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
-        let _ = std::process::Command::new("losetup").args(["-d", &self.device]).output();
-    }
-}
-
 #[test]
 fn tier_when_its_file_system_is_shut_down_then_named_and_passed_by() {
     if !can_mount() {
         return;
     }
     let site = Site::new();
-    let Some(disk) = Disk::new(&site, "disk") else { return };
+    let Some(disk) = Disk::new(&site, "disk", 256 << 20) else { return };
     for name in ["resident", "open", "emptied", "appended", "cold", "cold-emptied"] {
         fs::write(site.path("backing").join(name), vec![name.len() as u8; 20_000]).unwrap();
     }

@@ -162,8 +162,9 @@ impl StoreError {
     /// read for ever.
     #[must_use]
     pub fn is_no_answer(&self) -> bool {
-        use libc::{EACCES, ENODEV, ENOTCONN, EPERM, ESTALE, ETIMEDOUT};
-        let denied = [EACCES, EPERM, ESTALE, ETIMEDOUT, ENOTCONN, ENODEV].contains(&self.errno());
+        use libc::{EACCES, ENODEV, ENOTCONN, EPERM, EROFS, ESTALE, ETIMEDOUT};
+        let denied = [EACCES, EPERM, EROFS, ESTALE, ETIMEDOUT, ENOTCONN, ENODEV];
+        let denied = denied.contains(&self.errno());
         matches!(self, Self::Io { .. }) && (denied || self.is_passing())
     }
 

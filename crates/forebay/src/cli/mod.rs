@@ -415,8 +415,8 @@ pub struct FsckArgs {
     pub repair: bool,
     /// Repair, and give up for good what is lost: tiers of the mount that are not named, and files that
     /// were written and of which nothing is left. They show what the backing store has of them, or are
-    /// empty
-    #[arg(long, conflicts_with_all = ["rebuild", "cluster"])]
+    /// empty. With --rebuild: end it also without files that can't be brought back now; they are set aside
+    #[arg(long, conflicts_with = "cluster")]
     pub accept_loss: bool,
     /// Have the tiers belong to what is now in the directory given by --backing, where the mount says
     /// that it is another store: after it was moved or restored. Changes of both sides are kept as

@@ -251,8 +251,8 @@ pub(crate) fn refuse_half_made(
         false => format!("--state-dir {} ", state_dir.display()),
     };
     Err(NodeError::BadState(format!(
-        "a rebuild of the index in {} was interrupted, and it is not complete: nothing is lost, run it \
-         again: `forebay fsck --rebuild --backing {backing} {state}{}`",
+        "a rebuild of the index in {} was interrupted or could not bring back all, and is not complete: \
+         nothing is lost, run it again: `forebay fsck --rebuild --backing {backing} {state}{}`",
         state_dir.display(),
         names.join(" "),
     )))

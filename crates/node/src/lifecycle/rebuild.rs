@@ -1,19 +1,22 @@
 //! The namespace made anew: the backing store's tree as it is, and over it what the dirty objects say
 //! about themselves, and what the index that is replaced still says about spill files.
 //!
-//! Nothing that may be the only copy is removed before its bytes are durable elsewhere. What can't be
-//! given a name is set aside. What can be neither stays where it is and is named: it ends no rebuild, for
-//! nothing else may use the state before one has ended.
+//! Nothing that may be the only copy is removed before its bytes are durable elsewhere. What is no file
+//! any more, whoever looks, is set aside. What can't be had now, for want of room, a right or an answer,
+//! keeps its place, where the next run finds it with its name (`crates/forebay/tests/rebuilt.rs`): the
+//! rebuild has not ended then, and nothing else uses the state, unless that is accepted as a loss.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use forebay_store::recover;
 use forebay_store::tier::DirTier;
-use forebay_store::{Believed, DirBacking, Header, Presence, StoreError, Tier};
+use forebay_store::{Believed, DirBacking, ErrorClass, Header, Presence, StoreError, Tier};
 use forebay_types::Ino;
+use rustix::io::Errno;
 
 use crate::config::{NodeConfig, TierConfig};
 use crate::error::{NodeError, Result};
@@ -42,6 +45,67 @@ struct Progressed {
     incomplete: HashSet<u64>,
     /// What was made of files that an interrupted rebuild had brought back.
     again: HashSet<u64>,
+    /// Files that the next run may bring back, and this one can't.
+    waiting: HashSet<u64>,
+    /// What would wait is set aside.
+    accepts_loss: bool,
+}
+
+impl Progressed {
+    /// Whether something waits for the next run, which this tells; if not, what can't be used and why.
+    ///
+    /// # Errors
+    /// What is in the way of all files is given back.
+    fn waits(
+        &mut self,
+        ino: u64,
+        what: &str,
+        error: NodeError,
+        checked: &mut Checked,
+    ) -> Result<Option<String>> {
+        if matches!(error, NodeError::Meta(forebay_meta::Error::Engine(_))) {
+            return Err(error);
+        }
+        if self.accepts_loss || !is_hindered(&error) {
+            return Ok(Some(error.to_string()));
+        }
+        self.wait(ino, what, &error, checked);
+        Ok(None)
+    }
+
+    fn wait(&mut self, ino: u64, what: &str, why: &dyn Display, checked: &mut Checked) {
+        self.waiting.insert(ino);
+        checked.problem(false, format!("{what}: {why}: it stays where it is"));
+    }
+
+    /// Whether the rebuild has ended; if not, that is said.
+    fn is_complete(&self, checked: &mut Checked) -> bool {
+        if self.waiting.is_empty() {
+            return true;
+        }
+        let what = format!(
+            "the rebuild is not complete: {} could not be brought back. Nothing is lost. See to what is \
+             said of each, then run the rebuild again; until then no mount uses the state. With \
+             --accept-loss it does without them: they are set aside, and lose their names",
+            self.waiting.len()
+        );
+        checked.problem(false, what);
+        false
+    }
+}
+
+/// Whether an error says nothing of a file: room, a right or an answer is missing.
+fn is_hindered(error: &NodeError) -> bool {
+    match error {
+        NodeError::Store(error) => is_no_verdict(error),
+        NodeError::Posix(errno) => [Errno::NOSPC, Errno::DQUOT, Errno::ROFS].contains(errno),
+        NodeError::BackingTimeout { .. } | NodeError::Busy => true,
+        _ => false,
+    }
+}
+
+fn is_no_verdict(error: &StoreError) -> bool {
+    error.is_no_answer() || error.class() == ErrorClass::NoSpace
 }
 
 /// Makes the namespace anew.
@@ -67,7 +131,7 @@ pub(crate) fn rebuild(
     node.tell_spill_maps(&trusted)?;
     node.number_above_objects()?;
     node.rebuild_parked(&mut checked)?;
-    let mut done = Progressed::default();
+    let mut done = Progressed { accepts_loss: request.accept_loss, ..Progressed::default() };
     for index in 0..node.residency.tiers.len() {
         let place = TierToRebuild { index, trusted: &trusted, former: &former };
         node.rebuild_tier(&place, &mut done, &mut checked, progress)?;
@@ -79,11 +143,16 @@ pub(crate) fn rebuild(
             format!("{path}: it was newer than the backing store, and its bytes are gone"),
         );
     }
+    node.residency.count_set_aside();
+    checked.set_aside = node.residency.set_aside().list;
+    if !done.is_complete(&mut checked) {
+        // What waits is to be believed no more, and no less, than by this run: no end is noted.
+        node.let_go_of_state();
+        return Ok(checked);
+    }
     node.meta.set_setting(RECOVERED, b"1")?;
     node.note_members(StoreHas::NotKnown)?;
     fail_at!("node.rebuild.noted");
-    node.residency.count_set_aside();
-    checked.set_aside = node.residency.set_aside().list;
     if !node.stop(std::time::Duration::from_secs(60)) {
         checked.problem(false, "the rebuild's last work did not end in time".into());
     }
@@ -175,7 +244,7 @@ impl Node {
         let index = place.index;
         let on = u8::try_from(index).unwrap_or(u8::MAX);
         let tier = self.residency.tiers[index].tier.clone();
-        self.put_back_known(index, place.former, checked)?;
+        self.put_back_known(index, place.former, done, checked)?;
         let mut known = Vec::new();
         tier.list(&mut |ino, header| {
             known.push((ino, header));
@@ -223,7 +292,13 @@ impl Node {
                             continue;
                         }
                         Ok(None) => "it has no name".into(),
-                        Err(error) => error.to_string(),
+                        Err(error) => {
+                            let what = format!("object {ino} of {}", header.path.to_string_lossy());
+                            match done.waits(ino, &what, error, checked)? {
+                                Some(why) => why,
+                                None => continue,
+                            }
+                        }
                     }
                 }
                 // Clean copies are in the backing store, too.
@@ -239,6 +314,11 @@ impl Node {
                     self.dismiss(on, ino, checked);
                     continue;
                 }
+                Err(error) if !done.accepts_loss && is_no_verdict(error) => {
+                    let what = format!("object {ino}{}", of_file(ino, place.former));
+                    done.wait(ino, &what, error, checked);
+                    continue;
+                }
                 Err(error) => error.to_string(),
             };
             done.incomplete.insert(ino);
@@ -249,12 +329,20 @@ impl Node {
 
     /// Gives objects a header again that have none which can be read, where the replaced index knows
     /// what they are, and can't be wrong about which of their bytes count.
-    fn put_back_known(&self, index: usize, former: &Former, checked: &mut Checked) -> Result<()> {
+    fn put_back_known(
+        &self,
+        index: usize,
+        former: &Former,
+        done: &mut Progressed,
+        checked: &mut Checked,
+    ) -> Result<()> {
         let tier = &*self.residency.tiers[index].tier;
         let mut damaged = Vec::new();
         tier.list(&mut |ino, header| {
             let counts = !self.residency.is_known_left_behind(index, Ino(ino), None);
-            if header.is_err() && former.of(ino).is_some() && counts {
+            // Its turn comes: then it waits.
+            let is_damaged = header.as_ref().is_err_and(|error| !error.is_no_answer());
+            if is_damaged && former.of(ino).is_some() && counts {
                 damaged.push(ino);
             }
             ControlFlow::Continue(())
@@ -325,9 +413,11 @@ impl Node {
                     Err(error) => {
                         let (path, kept) = (known.path.display(), aside.path.display());
                         let what = format!(
-                            "{path}: its object is set aside as {kept}, and can't be put back: {error}"
+                            "{path}: its object is set aside as {kept}, and can't be put back"
                         );
-                        checked.problem(false, what);
+                        if let Some(why) = done.waits(ino, &what, error, checked)? {
+                            checked.problem(false, format!("{what}: {why}"));
+                        }
                     }
                 }
             }
@@ -347,8 +437,8 @@ impl Node {
         let mut all = self.backing.list_spills()?;
         all.sort_by_key(|ino| Reverse((former.is_half_made(*ino), *ino)));
         for ino in all {
-            if self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled) {
-                // Made right now.
+            let is_new = self.meta.get(Ino(ino)).is_ok_and(|record| record.spilled);
+            if is_new || done.waiting.contains(&ino) {
                 continue;
             }
             if former.unfinished.contains(&ino) {
@@ -375,14 +465,18 @@ impl Node {
                     }
                 }
                 other => {
+                    let of = known.map_or_else(String::new, |_| of_file(ino, former));
                     let why = match other {
-                        Err(error) => error.to_string(),
+                        Err(error) => {
+                            let what = format!("spill file {ino:x}{of}");
+                            match done.waits(ino, &what, error, checked)? {
+                                Some(why) => why,
+                                None => continue,
+                            }
+                        }
                         Ok(_) if known.is_some() => "it is not complete without more".into(),
                         Ok(_) => "nobody knows its name".into(),
                     };
-                    let of = known.map_or_else(String::new, |known| {
-                        format!(" of {}", known.header.path.to_string_lossy())
-                    });
                     let kept = match self.backing.set_spill_aside(ino) {
                         Ok(Some(kept)) => format!("set aside as {}", kept.display()),
                         Ok(None) => "there is only its map".into(),
@@ -429,6 +523,12 @@ fn is_empty(tier: &dyn Tier, ino: u64) -> bool {
     tier.open(ino).and_then(|object| object.is_empty()).unwrap_or(false)
 }
 
+/// Whose it was, if the replaced index knows that.
+fn of_file(ino: u64, former: &Former) -> String {
+    let known = former.of(ino);
+    known.map_or_else(String::new, |known| format!(" of {}", known.header.path.to_string_lossy()))
+}
+
 /// An object that can't be brought back.
 fn set_aside(tier: &dyn Tier, ino: u64, former: &Former, why: &str, checked: &mut Checked) {
     let header = tier.open(ino).and_then(|object| object.header());
@@ -437,10 +537,7 @@ fn set_aside(tier: &dyn Tier, ino: u64, former: &Former, why: &str, checked: &mu
     let of = path.map_or_else(String::new, |path| format!(" of {}", path.to_string_lossy()));
     let what = match tier.set_aside(ino) {
         Ok(kept) => format!("object {ino}{of}: {why}: set aside as {}", kept.display()),
-        Err(error) => format!(
-            "object {ino}{of}: {why}; {error}: it stays where it is. Run the rebuild again when that is \
-             mended, before the next mount: that sets it aside under its number"
-        ),
+        Err(error) => format!("object {ino}{of}: {why}; {error}: it stays where it is"),
     };
     checked.problem(false, what);
 }

@@ -1,0 +1,62 @@
+//! A disk of its own, for one test.
+#![allow(dead_code, missing_docs, reason = "each user of this module needs a part of it")]
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::site::{Site, outcome};
+
+/// Takes all room of a disk.
+pub fn fill(disk: &Path) -> PathBuf {
+    let path = disk.join("filler");
+    let mut filler = fs::File::create(&path).unwrap();
+    for chunk in [1 << 20, 4096] {
+        while filler.write_all(&vec![0; chunk]).is_ok() {}
+    }
+    path
+}
+
+/// An ext4 file system in a file, for one test.
+pub struct Disk {
+    pub dir: PathBuf,
+    device: String,
+}
+
+impl Disk {
+    /// Nothing where there are no loop devices or tools.
+    pub fn new(site: &Site, name: &str, size: u64) -> Option<Self> {
+        let (image, dir) = (site.path(&format!("{name}.img")), site.path(name));
+        fs::File::create(&image).unwrap().set_len(size).unwrap();
+        fs::create_dir(&dir).unwrap();
+        let image = image.to_str().unwrap();
+        let (made, _) = outcome(site.command("mkfs.ext4").args(["-q", "-b", "4096", image]));
+        let (looped, device) = outcome(site.command("losetup").args(["-f", "--show", image]));
+        if made != 0 || looped != 0 {
+            eprintln!("skipped: no loop device with ext4");
+            return None;
+        }
+        let disk = Disk { dir, device: device.trim().to_owned() };
+        let (code, text) = outcome(site.command("mount").arg(&disk.device).arg(&disk.dir));
+        assert_eq!(code, 0, "{text}");
+        Some(disk)
+    }
+
+    /// As the kernel does after an error of the device that it can't go on with.
+    pub fn shut_down(&self) {
+        use std::os::fd::AsRawFd;
+        const EXT4_IOC_SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+        const WITHOUT_LOG: u32 = 2;
+        let dir = fs::File::open(&self.dir).unwrap();
+        // SAFETY: the descriptor is open, and the argument is a number that lives on.
+        let done = unsafe { libc::ioctl(dir.as_raw_fd(), EXT4_IOC_SHUTDOWN, &WITHOUT_LOG) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        let _ = std::process::Command::new("losetup").args(["-d", &self.device]).output();
+    }
+}
