@@ -335,11 +335,10 @@ impl Writeback {
     }
 
     pub(crate) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
-        let mut path = self.meta.path(link.parent).ok().flatten().unwrap_or_default();
-        if !path.is_empty() {
-            path.push(b'/');
-        }
-        path.extend_from_slice(&link.name);
+        let here = self.meta.path(link.parent).ok().flatten();
+        // A directory that was removed here has a name in the store only.
+        let dir = here.or_else(|| self.meta.backing_path(link.parent).ok().flatten());
+        let path = join(&dir.unwrap_or_default(), &link.name);
         tracing::warn!(
             path = %path.escape_ascii(),
             kept_as = %ours.as_deref().unwrap_or_default().escape_ascii(),

@@ -224,3 +224,20 @@ fn exclusive_when_others_change_then_nothing_is_asked() {
     }
     assert_eq!(counter.all.load(Ordering::Relaxed), before);
 }
+
+#[test]
+fn conflict_in_a_removed_directory_when_it_is_noticed_then_it_has_its_whole_path() {
+    let bench = Bench::new();
+    bench.mkdir("above");
+    bench.mkdir("above/dir");
+    bench.drained();
+    bench.rmdir("above/dir");
+    bench.rmdir("above");
+    fs::write(bench.root.join("above/dir/theirs"), "theirs").expect("written");
+    bench.drained();
+    let (_, conflicts) = bench.node.writeback.conflicts();
+    let mut paths: Vec<_> = conflicts.iter().map(|it| String::from_utf8_lossy(&it.path)).collect();
+    paths.sort();
+    assert_eq!(paths, ["above", "above/dir"]);
+    assert_eq!(bench.read("above/dir/theirs"), b"theirs");
+}
