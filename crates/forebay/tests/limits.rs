@@ -5,7 +5,7 @@ mod site;
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use disk::{Disk, fill};

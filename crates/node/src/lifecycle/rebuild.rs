@@ -269,36 +269,9 @@ impl Node {
                     continue;
                 }
                 Ok(header) if header.dirty => {
-                    checked.dirty += 1;
-                    let map = sound_map(&*tier, header, place.trusted, index);
-                    let brought = map.and_then(|map| {
-                        let found = Found {
-                            header,
-                            map: map.as_ref(),
-                            known: place.former.of(ino),
-                            trust: place.trusted.tier(index),
-                            spills: place.trusted.spills,
-                            again: &done.again,
-                        };
-                        self.readopt(on, &found)
-                    });
-                    match brought {
-                        Ok(Some(brought)) => {
-                            let what = format!("{}: brought back from object {ino}", brought.path);
-                            checked.problem(true, what);
-                            if place.former.is_half_made(ino) {
-                                done.again.insert(brought.ino.0);
-                            }
-                            continue;
-                        }
-                        Ok(None) => "it has no name".into(),
-                        Err(error) => {
-                            let what = format!("object {ino} of {}", header.path.to_string_lossy());
-                            match done.waits(ino, &what, error, checked)? {
-                                Some(why) => why,
-                                None => continue,
-                            }
-                        }
+                    match self.bring_back(place, (ino, header), done, checked)? {
+                        Some(why) => why,
+                        None => continue,
                     }
                 }
                 // Clean copies are in the backing store, too.
@@ -327,15 +300,47 @@ impl Node {
         Ok(())
     }
 
-    /// Gives objects a header again that have none which can be read, where the replaced index knows
-    /// what they are, and can't be wrong about which of their bytes count.
-    fn put_back_known(
+    /// Brings a dirty object back, unless it waits for the next run; if it can't be, why.
+    fn bring_back(
         &self,
-        index: usize,
-        former: &Former,
+        place: &TierToRebuild<'_>,
+        (ino, header): (u64, &Header),
         done: &mut Progressed,
         checked: &mut Checked,
-    ) -> Result<()> {
+    ) -> Result<Option<String>> {
+        checked.dirty += 1;
+        let index = place.index;
+        let tier = &*self.residency.tiers[index].tier;
+        let brought = sound_map(tier, header, place.trusted, index).and_then(|map| {
+            let found = Found {
+                header,
+                map: map.as_ref(),
+                known: place.former.of(ino),
+                trust: place.trusted.tier(index),
+                spills: place.trusted.spills,
+                again: &done.again,
+            };
+            self.readopt(u8::try_from(index).unwrap_or(u8::MAX), &found)
+        });
+        match brought {
+            Ok(Some(brought)) => {
+                let what = format!("{}: brought back from object {ino}", brought.path);
+                checked.problem(true, what);
+                if place.former.is_half_made(ino) {
+                    done.again.insert(brought.ino.0);
+                }
+                Ok(None)
+            }
+            Ok(None) => Ok(Some("it has no name".into())),
+            Err(error) => {
+                let what = format!("object {ino} of {}", header.path.to_string_lossy());
+                done.waits(ino, &what, error, checked)
+            }
+        }
+    }
+
+    /// Objects with a damaged header that the replaced index knows: what they are is judged by it.
+    fn set_damaged_aside(&self, index: usize, former: &Former) -> Result<()> {
         let tier = &*self.residency.tiers[index].tier;
         let mut damaged = Vec::new();
         tier.list(&mut |ino, header| {
@@ -353,6 +358,20 @@ impl Node {
                 tracing::warn!(ino, %error, "a damaged object stays");
             }
         }
+        Ok(())
+    }
+
+    /// Gives objects a header again that have none which can be read, where the replaced index knows
+    /// what they are, and can't be wrong about which of their bytes count.
+    fn put_back_known(
+        &self,
+        index: usize,
+        former: &Former,
+        done: &mut Progressed,
+        checked: &mut Checked,
+    ) -> Result<()> {
+        let tier = &*self.residency.tiers[index].tier;
+        self.set_damaged_aside(index, former)?;
         for aside in recover::set_aside(tier.path())? {
             let Some((ino, file)) = aside.ino.and_then(|ino| Some((ino, former.of(ino)?))) else {
                 continue;
