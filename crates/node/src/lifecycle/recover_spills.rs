@@ -128,7 +128,34 @@ impl Node {
             }
             self.residency.found_spilled(&record, &spill)?;
         }
+        if !trust.unsynced {
+            self.forget_spills_that_are_gone(evidence)?;
+        }
         Ok(usable)
+    }
+
+    /// A crash of the machine may leave a record that says that its file is in a spill file, and no spill file.
+    fn forget_spills_that_are_gone(&self, evidence: &Evidence) -> Result<()> {
+        for ino in self.residency.noted_spills()? {
+            let record = match self.meta.get(ino) {
+                Ok(record) if record.spilled && !is_removed(&record) => record,
+                // One of which nothing can be said is told of elsewhere.
+                Ok(_) | Err(_) => continue,
+            };
+            let look = || match self.backing.open_spill(ino.0)? {
+                Some(_) => Ok(()),
+                None if self.residency.published_spill(&record)?.is_some() => Ok(()),
+                None => {
+                    self.forget_unacknowledged(ino, "its spill file is gone", evidence).map(drop)
+                }
+            };
+            match look() {
+                Err(error) if error.of_one_file().is_none() => return Err(error),
+                // Said when what is lost is looked for.
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// After a crash of the machine nothing tells which bytes a spill file has. If no program was told that any
