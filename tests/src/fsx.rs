@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::fs::{copy_file_range, fallocate, fstat, fsync, ftruncate};
 
@@ -11,7 +12,7 @@ use crate::failure::{Failure, Outcome};
 use crate::os::{self, AlignedBuffer, Errno, FallocateFlags as Mode, Map, OFlags};
 use crate::random::{Random, pattern};
 use crate::shrink::minimise;
-use crate::watchdog::{self, OPERATION_LIMIT};
+use crate::watchdog::{self, LOOK_LIMIT, OPERATION_LIMIT};
 
 /// The alignment that O_DIRECT gets.
 const BLOCK: u64 = 4096;
@@ -366,7 +367,9 @@ pub fn run_ops(
     for (index, op) in ops.iter().enumerate() {
         guard.renew(OPERATION_LIMIT);
         let step = file.apply(*op).and_then(|()| {
+            guard.renew(LOOK_LIMIT);
             after(index, *op, &path, &file.model)?;
+            guard.renew(OPERATION_LIMIT);
             let size = rustix::fs::stat(&path)?.st_size as usize;
             ensure!(size == file.model.len(), "size {size}, wanted {}", file.model.len());
             Ok(())
@@ -400,7 +403,8 @@ pub fn run_with(
 ) -> Outcome {
     let ops = random_ops(seed, count, max_len);
     run_ops(dir, &ops, &mut after).map_err(|failure| {
-        let fails = |ops: &[Op]| run_ops(dir, ops, &mut after).is_err();
+        let until = Instant::now() + LOOK_LIMIT;
+        let fails = |ops: &[Op]| Instant::now() < until && run_ops(dir, ops, &mut after).is_err();
         explain(seed, &minimise(&ops, LOOKED_AT_ATTEMPTS, fails), &failure)
     })
 }

@@ -8,12 +8,13 @@ pub(crate) mod tree;
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Instant;
 
 use crate::failure::{Failure, Outcome};
 use crate::os::{self, Errno};
 use crate::random::Random;
 use crate::shrink::minimise;
-use crate::watchdog::{self, OPERATION_LIMIT};
+use crate::watchdog::{self, LOOK_LIMIT, OPERATION_LIMIT};
 
 /// Chooses a path: an existing one or a combination that may or may not exist.
 pub type Place = u32;
@@ -164,14 +165,17 @@ fn compare(
             "operation {index} {op:?} on {}: got {got:?}, wanted {want:?}",
             world.describe(*op)
         );
+        guard.renew(LOOK_LIMIT);
         after(index, *op, &roots[0])
             .map_err(|why| Failure::Failed(format!("after operation {index} {op:?}: {why}")))?;
         if (index + 1) % INTERVAL == 0 {
+            guard.renew(OPERATION_LIMIT);
             tree::compare(&roots[0], &roots[1], &epochs)
                 .map_err(|why| Failure::Failed(format!("after operation {index}: {why}")))?;
             epochs.next();
         }
     }
+    guard.renew(OPERATION_LIMIT);
     world.close_all();
     tree::compare(&roots[0], &roots[1], &epochs)
         .map_err(|why| Failure::Failed(format!("at the end: {why}")))
@@ -203,7 +207,10 @@ pub fn run_with(
 ) -> Outcome {
     let ops = random_ops(seed, count, os::is_root());
     run_ops(subject, reference, &ops, &mut after).map_err(|failure| {
-        let fails = |ops: &[Op]| run_ops(subject, reference, ops, &mut after).is_err();
+        let until = Instant::now() + LOOK_LIMIT;
+        let fails = |ops: &[Op]| {
+            Instant::now() < until && run_ops(subject, reference, ops, &mut after).is_err()
+        };
         explain(seed, &minimise(&ops, LOOKED_AT_ATTEMPTS, fails), &failure)
     })
 }

@@ -1,7 +1,7 @@
 //! No test may hang: a guard that is not dropped in time unmounts what is mounted, kills the
-//! daemons that were registered, and aborts the process.
+//! daemons that were registered, unmounts the disks that lay below them, and aborts the process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -15,9 +15,36 @@ use crate::process::{eventually, spawn};
 /// Longer than any single operation of a suite may take on the slowest subject.
 pub const OPERATION_LIMIT: Duration = Duration::from_secs(60);
 
+/// Longer than what is looked at after an operation: that starts commands, each of which has a limit of its
+/// own, and says which one it was.
+pub const LOOK_LIMIT: Duration = Duration::from_secs(600);
+
 struct State {
     guards: Mutex<BTreeMap<u64, (Instant, String)>>,
     mounts: Mutex<BTreeMap<PathBuf, i32>>,
+    disks: Mutex<BTreeSet<PathBuf>>,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self {
+            guards: Mutex::new(BTreeMap::new()),
+            mounts: Mutex::new(BTreeMap::new()),
+            disks: Mutex::new(BTreeSet::new()),
+        }
+    }
+
+    /// Takes down all that is mounted.
+    fn take_down(&self) {
+        for (mountpoint, daemon) in std::mem::take(&mut *self.mounts.lock()) {
+            unmount_lazily(&mountpoint);
+            kill(daemon);
+        }
+        for disk in std::mem::take(&mut *self.disks.lock()) {
+            // It is still in use until the daemon has ended: the kernel takes it apart then.
+            let _ = rustix::mount::unmount(&disk, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
 }
 
 static STATE: OnceLock<State> = OnceLock::new();
@@ -29,7 +56,7 @@ fn state() -> &'static State {
             .name("watchdog".into())
             .spawn(watch)
             .expect("the first thread of a test process can be started");
-        State { guards: Mutex::default(), mounts: Mutex::default() }
+        State::new()
     })
 }
 
@@ -43,10 +70,7 @@ fn watch() {
         };
         if let Some(what) = late {
             eprintln!("watchdog: {what} exceeded its time limit; unmounting and aborting");
-            for (mountpoint, daemon) in std::mem::take(&mut *state().mounts.lock()) {
-                unmount_lazily(&mountpoint);
-                kill(daemon);
-            }
+            state().take_down();
             std::process::abort();
         }
     }
@@ -87,6 +111,16 @@ pub fn unregister(mountpoint: &Path) {
     state().mounts.lock().remove(mountpoint);
 }
 
+/// Names a disk that tests have mounted, to be unmounted when a limit passes.
+pub fn register_disk(dir: &Path) {
+    state().disks.lock().insert(dir.to_owned());
+}
+
+/// Forgets a disk that its owner has unmounted.
+pub fn unregister_disk(dir: &Path) {
+    state().disks.lock().remove(dir);
+}
+
 /// `fusermount3 -uz`, within five seconds. A mount that is gone already is no error.
 pub fn unmount_lazily(mountpoint: &Path) {
     let mut command = Command::new("fusermount3");
@@ -102,4 +136,26 @@ pub fn unmount_lazily(mountpoint: &Path) {
 fn kill(pid: i32) {
     // SAFETY: a plain call on numbers; the pid is a child that this process started and not reaped.
     unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subject::is_mounted;
+
+    #[test]
+    fn disk_when_a_limit_has_passed_then_it_is_unmounted() {
+        if !crate::os::is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "none"]).arg(dir.path()).status();
+        assert!(mounted.is_ok_and(|status| status.success()));
+        assert!(is_mounted(dir.path()));
+        let state = State::new();
+        state.disks.lock().insert(dir.path().to_owned());
+        state.take_down();
+        assert!(!is_mounted(dir.path()));
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_tests::os::{self, Map, OFlags};
 use forebay_tests::random::{pattern, seed_from_env};
 use forebay_tests::subject::{ForebayMount, MountOptions, NativeDir, Passthrough, Subject};
-use forebay_tests::{Failure, Outcome, fsx, model};
+use forebay_tests::{Failure, Outcome, fsx, model, watchdog};
 use rustix::fs::{fsync, futimens, stat};
 
 const PAGE: usize = 4096;
@@ -49,6 +49,7 @@ impl Place {
                 return None;
             }
         }
+        watchdog::register_disk(&dir);
         Some(Self { dir, is_disk: true, _home: home })
     }
 
@@ -64,6 +65,7 @@ impl Drop for Place {
             return;
         }
         let plain = rustix::mount::UnmountFlags::empty();
+        watchdog::unregister_disk(&self.dir);
         for _ in 0..100 {
             match rustix::mount::unmount(&self.dir, plain) {
                 Err(os::Errno::BUSY) => std::thread::sleep(Duration::from_millis(50)),
