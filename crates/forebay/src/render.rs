@@ -365,8 +365,12 @@ fn kept_here(status: &Status, line: Line<'_>) {
         line(format_args!("  write-back   the last attempt failed: {}", one_line(error)));
     }
     for refused in status.refused.iter().take(ROWS_MAX) {
+        let who = match refused.by_tier {
+            true => "its tier does not give",
+            false => "the backing store does not take",
+        };
         line(format_args!(
-            "  refused      {}: the backing store does not take {}: {}",
+            "  refused      {}: {who} {}: {}",
             refused.path,
             one_line(&refused.what),
             one_line(&refused.error)

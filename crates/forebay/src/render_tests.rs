@@ -71,11 +71,14 @@ fn troubled() -> Status {
         conflict_count: 1,
         works: vec![warming()],
         stuck: vec![StuckOperation { what: "flush".into(), path: "d".into(), waiting_s: 31 }],
-        refused: vec![RefusedFile {
-            path: "e".into(),
-            what: "its place".into(),
-            error: "no such name".into(),
-        }],
+        refused: ["its place", "its bytes"]
+            .map(|what| RefusedFile {
+                path: "e".into(),
+                what: what.into(),
+                error: "no such name".into(),
+                by_tier: what == "its bytes",
+            })
+            .into(),
         defects: vec![SetAsideWork { path: "f".into(), what: "writing it back".into() }],
         errors: 2,
         policy: PolicySnapshot { name: "lru".into(), figures: vec![("files".into(), "12".into())] },
@@ -102,6 +105,7 @@ fn status_when_there_are_troubles_then_all_are_told() {
                c: your version is c.conflict-1
   write-back   the last attempt failed: timed out
   refused      e: the backing store does not take its place: no such name
+  refused      e: its tier does not give its bytes: no such name
   defect       f: writing it back has ended a daemon by a defect of Forebay: not tried again before the next mount or `forebay upgrade`; the log tells more, please report it
   stuck        flush of d has waited 31 s
 ";
@@ -150,7 +154,7 @@ fn names_when_they_have_hidden_characters_then_texts_escape_them_and_json_does_n
         dirty: Dirty { files: 1, bytes: 1, list: vec![dirty()], ..Dirty::default() },
         backlog: Backlog { entries: 1, list: vec![path()], last_error: Some(error()), oldest_s: 1 },
         conflicts: vec![Conflict { path: path(), kept_as: path(), ..Conflict::default() }],
-        refused: vec![RefusedFile { path: path(), what: error(), error: error() }],
+        refused: vec![RefusedFile { path: path(), what: error(), error: error(), by_tier: false }],
         defects: vec![SetAsideWork { path: path(), what: "a step".into() }],
         lost: named(),
         set_aside: named(),

@@ -6,9 +6,8 @@ mod site;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use disk::{Disk, fill};
+use disk::{Disk, Immutable, fill};
 use site::{Site, can_mount, outcome};
 
 /// A mount whose tier is on a disk of its own.
@@ -57,27 +56,6 @@ impl Scene {
         let mut paths = fans.map(|fan| fan.unwrap().path().join(format!("{ino:016x}")));
         paths.find(|path| path.exists()).expect("an object")
     }
-}
-
-/// A file that nobody can open for writing, remove or move, root included.
-struct Immutable(PathBuf);
-
-impl Immutable {
-    fn new(path: PathBuf) -> Self {
-        change(&path, "+i");
-        Immutable(path)
-    }
-}
-
-impl Drop for Immutable {
-    fn drop(&mut self) {
-        change(&self.0, "-i");
-    }
-}
-
-fn change(path: &Path, how: &str) {
-    let (code, text) = outcome(Command::new("chattr").arg(how).arg(path));
-    assert_eq!(code, 0, "{text}");
 }
 
 fn synced(path: &Path, bytes: &[u8]) {

@@ -328,7 +328,7 @@ impl Conflict {
     }
 }
 
-/// Something that the backing store does not take.
+/// Something that the backing store does not take, or that a tier does not give.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RefusedFile {
@@ -336,8 +336,10 @@ pub struct RefusedFile {
     pub path: WirePath,
     /// What of it.
     pub what: String,
-    /// What the backing store says.
+    /// What the backing store says, or the tier.
     pub error: String,
+    /// Whether it is the tier.
+    pub by_tier: bool,
 }
 
 /// Work in the background that is not tried again before the next mount or upgrade.

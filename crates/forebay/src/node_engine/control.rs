@@ -392,6 +392,7 @@ impl Control for NodeControl {
                     path: wire_path(refused.path),
                     what: refused.what,
                     error: refused.error,
+                    by_tier: refused.by_tier,
                 })
                 .collect(),
             defects: self

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::site::{Site, outcome};
 
@@ -42,6 +43,27 @@ impl Disk {
         Some(disk)
     }
 
+    /// As the kernel does after an error that the file system finds in itself, by default.
+    pub fn make_read_only(&self, site: &Site) {
+        let dir = self.dir.to_str().unwrap();
+        let how = ["-o", "remount,errors=remount-ro", dir];
+        let (code, text) = outcome(site.command("mount").args(how));
+        assert_eq!(code, 0, "{text}");
+        let name = Path::new(&self.device).file_name().unwrap().to_str().unwrap();
+        fs::write(format!("/sys/fs/ext4/{name}/trigger_fs_error"), "x").unwrap();
+        assert!(fs::write(self.dir.join("probe"), "").is_err(), "it takes files");
+    }
+
+    /// As an administrator does then.
+    pub fn repair(&self, site: &Site) {
+        let (code, text) = outcome(site.command("umount").arg(&self.dir));
+        assert_eq!(code, 0, "{text}");
+        let (code, text) = outcome(site.command("e2fsck").args(["-fy", &self.device]));
+        assert!(code < 4, "{text}");
+        let (code, text) = outcome(site.command("mount").arg(&self.device).arg(&self.dir));
+        assert_eq!(code, 0, "{text}");
+    }
+
     /// As the kernel does after an error of the device that it can't go on with.
     pub fn shut_down(&self) {
         use std::os::fd::AsRawFd;
@@ -59,4 +81,25 @@ impl Drop for Disk {
         let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
         let _ = std::process::Command::new("losetup").args(["-d", &self.device]).output();
     }
+}
+
+/// A file that nobody can open for writing, remove or move, root included.
+pub struct Immutable(PathBuf);
+
+impl Immutable {
+    pub fn new(path: PathBuf) -> Self {
+        change(&path, "+i");
+        Immutable(path)
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        change(&self.0, "-i");
+    }
+}
+
+fn change(path: &Path, how: &str) {
+    let (code, text) = outcome(Command::new("chattr").arg(how).arg(path));
+    assert_eq!(code, 0, "{text}");
 }

@@ -455,8 +455,15 @@ impl Check<'_> {
         if let Some(ino) = finding.ino {
             self.doubt(tier, Ino(ino))?;
         }
-        let kept = recover::move_to_lost(tier.path(), &finding.path)?;
-        self.checked.problem(true, format!("{what}: set aside as {}", kept.display()));
+        match recover::move_to_lost(tier.path(), &finding.path) {
+            Ok(kept) => {
+                self.checked.problem(true, format!("{what}: set aside as {}", kept.display()));
+            }
+            Err(error) => {
+                self.damaged.extend(finding.ino);
+                self.checked.problem(false, format!("{what}: {error}: it stays where it is"));
+            }
+        }
         Ok(())
     }
 
@@ -621,7 +628,14 @@ impl Check<'_> {
     fn give_up_unreadable(&mut self, tier: &DirTier) -> Result<()> {
         for (ino, object) in std::mem::take(&mut self.given_up) {
             let path = path_of(self.meta, ino);
-            let kept = recover::move_to_lost(tier.path(), &object)?;
+            let kept = match recover::move_to_lost(tier.path(), &object) {
+                Ok(kept) => kept,
+                Err(error) => {
+                    let what = format!("{path}: what was written can't be read");
+                    self.checked.problem(false, format!("{what}: {error}: it stays where it is"));
+                    continue;
+                }
+            };
             crate::residency::aside::give_up_lost(self.meta, ino)?;
             let kept = kept.display();
             self.checked.problem(true, format!(

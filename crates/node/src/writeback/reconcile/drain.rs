@@ -37,6 +37,8 @@ const UNSETTLED_ADVICE: &str =
 const LOST: &str =
     "its bytes are lost, or can't be looked at: `forebay status` says what can be done";
 
+const REPAIR: &str = "`forebay umount --no-drain`, repair its file system, and mount again";
+
 /// Inodes of one pass that are remembered as left, and those that are told with a reason.
 const MAX_LEFT: usize = 10_000;
 const MAX_TOLD: usize = 50;
@@ -432,6 +434,18 @@ impl Writeback {
         Ok(record.map_or(0, |record| self.add_behind(&record, sweep)))
     }
 
+    /// Why no waiting brings a file to the backing store, if so.
+    fn out_of_reach(&self, ino: Ino) -> Option<String> {
+        if self.residency.troubles.is_lost(ino) {
+            return Some(LOST.into());
+        }
+        let there = self.residency.residents.get(ino.0).filter(|resident| resident.dirty)?;
+        let tier = usize::from(there.tier);
+        let why = self.residency.tier_failure(tier)?;
+        let path = self.residency.tiers[tier].tier.path().display();
+        Some(format!("its tier {path} has failed ({why}): {REPAIR}"))
+    }
+
     /// Has an inode brought in line if it is this node's to do; else 1.
     fn add_behind(&self, record: &Record, sweep: &mut Sweep<'_, '_>) -> u64 {
         if record.queued.is_none() || self.keeps_hidden(record) {
@@ -445,8 +459,8 @@ impl Writeback {
         if self.rights.is_others_work(record) {
             return 1;
         }
-        if self.residency.troubles.is_lost(record.ino) {
-            sweep.lost.insert(record.ino, LOST.into());
+        if let Some(why) = self.out_of_reach(record.ino) {
+            sweep.lost.insert(record.ino, why);
             return 0;
         }
         // One turn is for all names of an inode.

@@ -159,6 +159,10 @@ const UNREADABLE: &str = "copy what can be read of the file and remove it; or, a
     `forebay umount --no-drain`, `forebay fsck --repair TIER...` names all such files, and \
     `forebay fsck --accept-loss TIER...` sets what is left of them aside and gives them up";
 
+/// What can be done where a tier does not give what it has.
+const DENIED: &str = "that is the tier, not the backing store: see to the rights and attributes of the file \
+    (`ls -l`, `lsattr`), or to the tier's file system if it is read-only; it is tried again every minute";
+
 /// What can be done where the backing store has no room.
 const FULL: &str = "the backing store is full: make room in it, or raise its quota; what it lacks stays \
     on the tiers and follows by itself";
@@ -515,18 +519,19 @@ impl Writeback {
 
     /// What a failure is called, and what can be done about it.
     fn told_failure(&self, error: &NodeError) -> String {
-        let on_a_tier = |path: &std::path::Path| {
-            self.residency.tiers.iter().any(|slot| path.starts_with(slot.tier.path()))
-        };
+        let on_a_tier = self.tier_at_fault(error).is_some();
         match error {
-            NodeError::Store(StoreError::Io { operation: "read", path, source })
-                if source.raw_os_error() == Some(libc::EIO) && on_a_tier(path) =>
+            NodeError::Store(StoreError::Io { operation: "read", source, .. })
+                if source.raw_os_error() == Some(libc::EIO) && on_a_tier =>
             {
                 format!("{error}; {UNREADABLE}")
             }
+            _ if on_a_tier && error.class() == Some(ErrorClass::Denied) => {
+                format!("{error}; {DENIED}")
+            }
             // Not with the name that it was written under, which no user knows.
-            NodeError::Store(StoreError::Io { path, source, .. })
-                if error.class() == Some(ErrorClass::NoSpace) && !on_a_tier(path) =>
+            NodeError::Store(StoreError::Io { source, .. })
+                if error.class() == Some(ErrorClass::NoSpace) && !on_a_tier =>
             {
                 format!("{source}; {FULL}")
             }

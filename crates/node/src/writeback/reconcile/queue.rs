@@ -335,7 +335,10 @@ impl Writeback {
                 Err(error) => {
                     full |= self.rest_if_full(&error);
                     self.turn_failed(ino, failures, &error);
-                    let refused = is_beyond_store(&error) || self.is_read_only_for_good(&error);
+                    let refused = match self.tier_at_fault(&error) {
+                        Some(tier) => self.is_denied_by_tier(tier, &error),
+                        None => is_beyond_store(&error) || self.is_read_only_for_good(&error),
+                    };
                     if refused {
                         self.note_refused_place(ino, &error);
                     }

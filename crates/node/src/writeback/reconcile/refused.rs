@@ -5,15 +5,16 @@
 //! | an extended attribute, an owner, a mode | known here alone; the rest of the file is written |
 //! | a further name, a move | the bytes are written where the file stands |
 //! | a forbidden name, or one that others must not make | the bytes wait on the tier |
+//! | nothing: its tier does not let them be read | they wait there, for whoever sees to the tier |
 //!
-//! The last two stay in the backlog and are tried again now and then; a drain does not wait for them.
+//! The last three stay in the backlog and are tried again now and then; a drain does not wait for them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_meta::{Attr, Record};
-use forebay_store::StoreError;
 use forebay_store::backing::{Access, SetAttributes};
+use forebay_store::{ErrorClass, StoreError};
 use forebay_types::Ino;
 use parking_lot::Mutex;
 use rustix::process::{getegid, geteuid};
@@ -32,6 +33,8 @@ const MAX_OWNERS: usize = 256;
 /// What is refused where it is no attribute.
 const PLACE: &str = "its place";
 const LENGTH: &str = "its length";
+/// What a tier does not give.
+const BYTES: &str = "its bytes";
 
 /// Extended attributes up to this size are not asked about before they are set.
 const SMALL_ATTRIBUTE: usize = 1024;
@@ -47,6 +50,8 @@ pub struct Refused {
     pub what: String,
     /// Why.
     pub error: String,
+    /// Whether it is the tier that does not give it, not the backing store that does not take it.
+    pub by_tier: bool,
 }
 
 /// What was refused, and what is known of the backing store's limits.
@@ -113,12 +118,29 @@ impl Writeback {
         self.config.read_only && errno == libc::EROFS
     }
 
+    /// The tier that an error is of, if it is of one.
+    pub(super) fn tier_at_fault(&self, error: &NodeError) -> Option<usize> {
+        let NodeError::Store(StoreError::Io { path, .. }) = error else { return None };
+        let of = |slot: &crate::residency::TierSlot| path.starts_with(slot.tier.path());
+        self.residency.tiers.iter().position(of)
+    }
+
+    /// Whether a tier does not let its bytes be read, or can't note any more what becomes of them: to try
+    /// again helps only if somebody sees to it.
+    pub(super) fn is_denied_by_tier(&self, tier: usize, error: &NodeError) -> bool {
+        let NodeError::Store(error) = error else { return false };
+        // Found out now, if nobody has yet.
+        let _failed = self.residency.is_tiers_failure(u8::try_from(tier).unwrap_or(u8::MAX), error);
+        error.class() == ErrorClass::Denied
+    }
+
     /// What the backing store does not take, by inode.
     pub fn refused(&self) -> Vec<Refused> {
         let refused = self.reconciler.limits.refused.lock().clone();
         let described = refused.into_iter().filter_map(|(ino, (what, error))| {
             let path = self.meta.path(Ino(ino)).ok().flatten()?;
-            Some(Refused { path, what, error })
+            let by_tier = what == BYTES;
+            Some(Refused { path, what, error, by_tier })
         });
         described.collect()
     }
@@ -131,7 +153,14 @@ impl Writeback {
         let noted = (what.to_owned(), error.to_string());
         if refused.insert(ino.0, noted.clone()).as_ref() != Some(&noted) {
             drop(refused);
-            tracing::warn!(%ino, what, %error, "the backing store does not take this: it is kept here");
+            match what == BYTES {
+                true => {
+                    tracing::warn!(%ino, %error, "a tier does not give the bytes of a file: they wait there")
+                }
+                false => {
+                    tracing::warn!(%ino, what, %error, "the backing store does not take this: it is kept here")
+                }
+            }
         }
     }
 
@@ -142,6 +171,7 @@ impl Writeback {
             return;
         }
         let what = match error {
+            _ if self.tier_at_fault(error).is_some() => BYTES,
             NodeError::Store(error) if error.errno() == libc::EFBIG => LENGTH,
             _ => PLACE,
         };
@@ -151,7 +181,7 @@ impl Writeback {
     /// It has them; what it refused of the attributes whoever has set them has noted.
     pub(super) fn forget_refused_place(&self, ino: Ino) {
         let mut refused = self.reconciler.limits.refused.lock();
-        if refused.get(&ino.0).is_some_and(|(what, _)| what == PLACE || what == LENGTH) {
+        if refused.get(&ino.0).is_some_and(|(what, _)| [PLACE, LENGTH, BYTES].contains(&&**what)) {
             refused.remove(&ino.0);
         }
     }
