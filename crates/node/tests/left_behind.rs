@@ -7,10 +7,13 @@ mod rig;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{ThreadId, current};
 use std::time::Duration;
 
 use forebay_node::{CheckRequest, Ino, SetAttr, check};
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_testing::wait_until;
+use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
 /// The first tier removes nothing as long as that is on.
@@ -19,8 +22,8 @@ struct Keeps {
     on: AtomicBool,
     /// Nor can be opened once what was to be removed.
     opens_once_less: AtomicBool,
-    /// Something was to be removed.
-    removed: AtomicBool,
+    /// Who was to remove something: others open something meanwhile.
+    removed: Mutex<Option<ThreadId>>,
     /// Nor takes a header.
     takes_no_header: AtomicBool,
     /// Nor anything else.
@@ -38,7 +41,7 @@ impl Interceptor for Keeps {
             Operation::Remove => is_its,
             Operation::Open => {
                 is_its
-                    && self.removed.swap(false, Ordering::SeqCst)
+                    && self.removed.lock().take_if(|by| *by == current().id()).is_some()
                     && self.opens_once_less.swap(false, Ordering::SeqCst)
             }
             Operation::Header => is_its && self.takes_no_header.load(Ordering::SeqCst),
@@ -47,7 +50,7 @@ impl Interceptor for Keeps {
         let is_dead = is_its && self.is_dead.load(Ordering::SeqCst);
         let refuses = refuses || is_dead && operation != Operation::Usage;
         if is_its && operation == Operation::Remove {
-            self.removed.store(true, Ordering::SeqCst);
+            *self.removed.lock() = Some(current().id());
         }
         if refuses { Verdict::Fail(libc::EIO) } else { Verdict::Pass }
     }
@@ -64,7 +67,7 @@ fn over_one_that_keeps(mut rig: Rig) -> (Rig, Arc<Keeps>) {
         first: rig.config.tiers[0].dir.clone(),
         on: AtomicBool::new(false),
         opens_once_less: AtomicBool::new(false),
-        removed: AtomicBool::new(false),
+        removed: Mutex::default(),
         takes_no_header: AtomicBool::new(false),
         is_dead: AtomicBool::new(false),
     };
@@ -109,8 +112,8 @@ fn moved_and_left(rig: &Rig, keeps: &Keeps) -> Vec<u8> {
     keeps.on.store(true, Ordering::SeqCst);
     keeps.opens_once_less.store(true, Ordering::SeqCst);
     demote_all(rig);
+    wait_until("it is moved", || object_of(rig, 1, "file").is_some());
     assert!(before.exists(), "it was removed all the same");
-    assert!(object_of(rig, 1, "file").is_some(), "it was not moved");
     bytes
 }
 
@@ -295,6 +298,90 @@ fn object_that_stays_and_is_not_noted_when_handed_over_then_that_waits_until_it_
     std::fs::remove_file(&notes).unwrap();
     rig.node().hand_over_state(limit).unwrap();
     assert!(notes.is_dir(), "it is not noted");
+}
+
+fn header_of(object: &Path) -> Vec<u8> {
+    let mut header = vec![0; 4096];
+    let len = rustix::fs::getxattr(object, "user.forebay", &mut header[..]).unwrap();
+    header.truncate(len);
+    header
+}
+
+/// The note of what was left behind.
+fn note(rig: &Rig) -> PathBuf {
+    let notes = std::fs::read_dir(rig.dir.join("tier0/state/left-behind")).unwrap();
+    notes.map(|note| note.unwrap().path()).next().expect("a note")
+}
+
+/// After [`moved_and_left`]: another object, which was made since by a Forebay that
+/// knows no such notes, has the name, and is all that there is of the file. What it has, and the header of
+/// the older one.
+fn replaced_by_a_newer_one(rig: &mut Rig, keeps: &Keeps) -> (Vec<u8>, Vec<u8>) {
+    let mut bytes = moved_and_left(rig, keeps);
+    let old = object_of(rig, 0, "file").expect("it is left behind");
+    let new = object_of(rig, 1, "file").expect("it was moved");
+    rig.crash();
+    keeps.on.store(false, Ordering::SeqCst);
+    bytes[1000..1010].copy_from_slice(b"newer data");
+    let file = std::fs::File::options().write(true).open(&new).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"newer data", 1000).unwrap();
+    let header = header_of(&old);
+    std::fs::remove_file(&old).unwrap();
+    std::fs::rename(new, old).unwrap();
+    (bytes, header)
+}
+
+#[test]
+fn newer_object_that_has_the_name_of_one_left_behind_when_started_then_it_is_not_removed() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    let (bytes, _) = replaced_by_a_newer_one(&mut rig, &keeps);
+    // Nothing could be read of it.
+    std::fs::write(note(&rig), "").unwrap();
+    rig.start();
+    rig.node().residency().remove_left_behind();
+    let aside = rig.node().residency().set_aside().list;
+    assert_eq!(aside.len(), 1, "{aside:?}");
+    same(&std::fs::read(&aside[0]).unwrap(), &bytes, "what is set aside");
+    assert_eq!(rig.node().residency().lost_files().list, [b"file".to_vec()]);
+    rig.crash();
+    let found = fsck(&rig, "--repair");
+    assert!(found.details.iter().any(|it| it.contains("is put back")), "{found:?}");
+    rig.start();
+    same(&rig.get("file"), &bytes, "after the repair");
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "below");
+}
+
+/// What was noted tells it from the one that was left behind.
+#[test]
+fn newer_object_when_the_header_of_the_one_left_behind_is_known_then_it_counts() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    let (bytes, header) = replaced_by_a_newer_one(&mut rig, &keeps);
+    assert!(std::fs::read(note(&rig)).unwrap().ends_with(&header));
+    // As it was before more was noted.
+    std::fs::write(note(&rig), header).unwrap();
+    rig.start();
+    rig.node().residency().remove_left_behind();
+    same(&rig.get("file"), &bytes, "after the start");
+    rig.crash();
+    rig.start();
+    same(&rig.get("file"), &bytes, "after another one");
+}
+
+/// Its header could not be read when it was noted.
+#[test]
+fn object_that_was_left_behind_when_its_header_can_be_read_again_then_it_goes() {
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    let bytes = moved_and_left(&rig, &keeps);
+    let old = object_of(&rig, 0, "file").expect("it is left behind");
+    rig.crash();
+    keeps.on.store(false, Ordering::SeqCst);
+    let noted = std::fs::read(note(&rig)).unwrap();
+    std::fs::write(note(&rig), noted.strip_suffix(&header_of(&old)[..]).unwrap()).unwrap();
+    rig.start();
+    assert_eq!(object_of(&rig, 0, "file"), None);
+    assert_eq!(rig.node().residency().set_aside().files, 0);
+    same(&rig.get("file"), &bytes, "file");
 }
 
 /// Its file system was shut down: it answers nothing.

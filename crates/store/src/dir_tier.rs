@@ -14,6 +14,7 @@ use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::attributes::Births;
 use crate::failpoints::fail_at;
 use crate::header::{HeaderFault, array_at, u32_at, u64_at};
 use crate::local::{LocalFile, retry, sync_by};
@@ -51,6 +52,7 @@ pub struct DirTier {
     /// The 256 fan-out directories, opened when first needed.
     fans: Vec<OnceLock<OwnedFd>>,
     tells_stores: bool,
+    births: Births,
     /// Fan-out directories that have been opened, and perhaps made.
     fans_opened: Changes,
     /// Objects that were taken out of each fan-out directory.
@@ -124,6 +126,7 @@ impl DirTier {
         Ok(Self {
             path: path.clone(),
             id,
+            births: Births::of(&objects),
             root,
             objects,
             fans,
@@ -510,6 +513,13 @@ impl Tier for DirTier {
             .open_at(ino, &object_name(ino), OFlags::empty())
             .map_err(|e| StoreError::io("open", self.object_path(ino), e))?;
         Ok(Arc::new(self.object(ino, fd)))
+    }
+
+    fn stat(&self, ino: u64) -> Result<Attributes> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let found = self.fan_dir(ino, false);
+        let found = found.and_then(|fan| self.births.stat(fan, object_name(ino), flags));
+        found.map_err(|e| StoreError::io("stat", self.object_path(ino), e))
     }
 
     fn remove(&self, ino: u64) -> Result<()> {

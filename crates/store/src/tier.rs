@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Believed, Bytes, Header, Presence, Result};
+use crate::{Attributes, Believed, Bytes, Header, Presence, Result};
 
 pub use crate::dir_tier::{DirTier, check_dir, identity, is_label_torn, restore_label};
 
@@ -132,6 +132,9 @@ pub trait Tier: Send + Sync {
 
     /// Opens an object for reading and writing. `NotFound` if there is none.
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>>;
+
+    /// What the file system says of an object, which need not be opened for that. `NotFound` if there is none.
+    fn stat(&self, ino: u64) -> Result<Attributes>;
 
     /// Removes an object and its map. `NotFound` if there is none. Open ones live on until closed.
     fn remove(&self, ino: u64) -> Result<()>;

@@ -264,6 +264,9 @@ impl Node {
                 ));
             }
             let why = match &header {
+                Ok(header) if self.may_be_left_behind(index, Ino(ino), header) => {
+                    "it may be older than what its file is".into()
+                }
                 Ok(header) if self.is_left_behind(index, Ino(ino), header) => {
                     self.dismiss(on, ino, checked);
                     continue;

@@ -16,6 +16,7 @@ use crate::lifecycle::which_counts::Standing;
 use crate::node::Node;
 use crate::residency::aside::Evidence;
 use crate::residency::doubt;
+use crate::residency::left_note::IsLeft;
 use crate::residency::removals::tell_displaced;
 use crate::residency::residents::Resident;
 use crate::residency::synced::is_announced;
@@ -328,8 +329,14 @@ impl Node {
         evidence: &mut Evidence,
     ) -> Result<Fate> {
         let tier = &*self.residency.tiers[index].tier;
-        if self.residency.is_known_left_behind(index, ino, header.as_ref().ok()) {
-            return Ok(Fate::Removed);
+        match self.residency.is_left(index, ino, header.as_ref().ok()) {
+            Some(IsLeft::Yes) => return Ok(Fate::Removed),
+            Some(IsLeft::Perhaps) if header.is_ok() => {
+                return Ok(Fate::SetAside("it may be older than what its file is".into()));
+            }
+            // Nothing may take it for the one that was noted when it counts.
+            Some(IsLeft::No) => self.residency.forget_left_behind_on(tier, ino)?,
+            Some(IsLeft::Perhaps) | None => {}
         }
         let header = match evidence.patience.again(header, || tier.open(ino.0)?.header()) {
             Ok(header) => header,

@@ -20,6 +20,7 @@ use forebay_store::{Believed, ErrorClass, Header, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 
 use crate::node::Node;
+use crate::residency::left_note::IsLeft;
 use crate::residency::synced::is_announced;
 
 /// What an object is beside others of its file.
@@ -98,6 +99,11 @@ impl Node {
                     || matches!(self.standing(index, &header, &record), Ok(Standing::Older));
                 counts_no_more && self.residency.give_up_object(other, ino).is_ok()
             })
+    }
+
+    /// For a rebuild: whether an object may be one that was left behind, and nothing tells.
+    pub(crate) fn may_be_left_behind(&self, index: usize, ino: Ino, header: &Header) -> bool {
+        self.residency.is_left(index, ino, Some(header)) == Some(IsLeft::Perhaps)
     }
 
     /// For a rebuild, which knows no record: whether another tier has what an object has become: it was moved there, completely, and what was

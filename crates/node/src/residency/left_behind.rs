@@ -1,9 +1,10 @@
 //! Objects that count no more and that their tier does not give up.
 //!
 //! What is given up goes at once. Where its tier refuses that, it is noted durably (`left-behind` in the
-//! state directory, a file for each, with the header that the object had): a start takes no such object for
-//! what its file is, whatever its header says, and looks no further at it. It goes later: at a start, before
-//! the file gets an object on that tier again, or when that is tried now and then.
+//! state directory, a file for each, which says what the object was: `left_note.rs`): a start takes no such
+//! object for what its file is, whatever its header says, and looks no further at it. It goes later: at a
+//! start, before the file gets an object on that tier again, or when that is tried now and then. Another
+//! object that has the name then counts; one that may be another is set aside.
 //!
 //! # Invariants
 //! - Nothing newer of a file comes to be before it is durable that the older object counts no more, or that
@@ -24,6 +25,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{NodeError, Result};
 use crate::residency::Residency;
+use crate::residency::left_note::{IsLeft, LeftNote, ObjectFile};
 use crate::residency::unseen::{Unseen, UnseenNotes};
 use crate::state_files;
 
@@ -35,9 +37,8 @@ const TRIED: usize = 100;
 /// An object that is left behind.
 #[derive(Clone)]
 struct Left {
-    /// Its header, encoded; empty if that could not be read.
-    header: Vec<u8>,
-    /// Whether a note of it is durable.
+    note: LeftNote,
+    /// Whether it is durable.
     noted: bool,
 }
 
@@ -82,16 +83,16 @@ impl LeftBehind {
         let notes = state_dir.join(NOTES);
         let mut of = BTreeMap::new();
         for (which, note) in listed(&notes)? {
-            let header = std::fs::read(&note).unwrap_or_else(|error| {
+            let bytes = std::fs::read(&note).unwrap_or_else(|error| {
                 tracing::warn!(
                     note = %note.display(),
                     %error,
-                    "a note of an object that counts no more can't be read: the object counts no \
-                     more, whatever its header says"
+                    "a note of an object that counts no more can't be read: if the object says that \
+                     it is newer than the backing store, it is set aside"
                 );
                 Vec::new()
             });
-            of.insert(which, Left { header, noted: true });
+            of.insert(which, Left { note: LeftNote::decode(&bytes), noted: true });
         }
         let any = AtomicBool::new(!of.is_empty());
         Ok(LeftBehind {
@@ -141,19 +142,29 @@ impl LeftBehind {
         due
     }
 
-    fn note(&self, which: &Which, header: &[u8]) -> std::io::Result<()> {
-        put(&self.notes, which, header)
+    fn note(&self, which: &Which, note: &LeftNote) -> std::io::Result<()> {
+        put(&self.notes, which, &note.encode())
     }
 
-    /// Whether an object that a tier has was left behind there, by the header that it has, if that can be
-    /// read.
-    pub(crate) fn is_known(&self, ino: Ino, tier: &dyn Tier, header: Option<&Header>) -> bool {
+    /// Whether an object that a tier has is one that was left behind there, by the header that it has, if
+    /// that can be read; `None` if none of its name was.
+    pub(crate) fn look(
+        &self,
+        ino: Ino,
+        tier: &dyn Tier,
+        header: Option<&Header>,
+    ) -> Option<IsLeft> {
         // No allocation as long as there are none.
-        let any = self.any.load(Ordering::Acquire);
-        let known = any.then(|| self.get(&which(ino, tier))).flatten();
-        known.is_some_and(|left| {
-            left.header.is_empty() || header.is_none_or(|found| found.encode() == left.header)
-        })
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let left = self.get(&which(ino, tier))?;
+        Some(left.note.is_of(header, object_file(tier, ino)))
+    }
+
+    /// Whether an object that a tier has was left behind there, or may be that, and does not count.
+    pub(crate) fn is_known(&self, ino: Ino, tier: &dyn Tier, header: Option<&Header>) -> bool {
+        matches!(self.look(ino, tier, header), Some(IsLeft::Yes | IsLeft::Perhaps))
     }
 
     /// One of a tier that nobody uses goes, durably, and then its note.
@@ -179,6 +190,10 @@ impl LeftBehind {
         self.any.store(!of.is_empty(), Ordering::Release);
         Ok(())
     }
+}
+
+fn object_file(tier: &dyn Tier, ino: Ino) -> Option<ObjectFile> {
+    tier.stat(ino.0).ok().and_then(|found| ObjectFile::of(&found))
 }
 
 fn which(ino: Ino, tier: &dyn Tier) -> Which {
@@ -238,8 +253,12 @@ impl Residency {
         which(ino, &*self.tiers[tier].tier)
     }
 
-    /// Whether an object that a tier has was left behind there, by the header that it has, if that can be
-    /// read.
+    /// Whether an object that a tier has is one that was left behind there: [`LeftBehind::look`].
+    pub(crate) fn is_left(&self, tier: usize, ino: Ino, header: Option<&Header>) -> Option<IsLeft> {
+        self.left_behind.look(ino, &*self.tiers[tier].tier, header)
+    }
+
+    /// Whether an object that a tier has was left behind there, or may be that, and does not count.
     pub(crate) fn is_known_left_behind(
         &self,
         tier: usize,
@@ -276,8 +295,9 @@ impl Residency {
         let slot = &self.tiers[usize::from(tier)].tier;
         let header = slot.open(ino.0).and_then(|object| object.header());
         let header = header.map_or_else(|_: StoreError| Vec::new(), |header| header.encode());
+        let note = LeftNote { header, file: object_file(&**slot, ino) };
         let which = self.which(usize::from(tier), ino);
-        if self.left_behind.get(&which).is_some_and(|left| left.noted && left.header == header) {
+        if self.left_behind.get(&which).is_some_and(|left| left.noted && left.note == note) {
             return Ok(());
         }
         tracing::warn!(
@@ -286,9 +306,9 @@ impl Residency {
             error = %why,
             "an object that counts no more can't be removed from its tier: it is tried again later"
         );
-        self.left_behind.set(which.clone(), Left { header: header.clone(), noted: false });
-        self.left_behind.note(&which, &header)?;
-        self.left_behind.set(which, Left { header, noted: true });
+        self.left_behind.set(which.clone(), Left { note: note.clone(), noted: false });
+        self.left_behind.note(&which, &note)?;
+        self.left_behind.set(which, Left { note, noted: true });
         Ok(())
     }
 
@@ -305,7 +325,8 @@ impl Residency {
         Ok(self.left_behind.forget(&which)?)
     }
 
-    /// What a tier has of an inode number is another file's, in a namespace that is made anew.
+    /// What a tier has of an inode number is another object than was left behind: another file's, in a
+    /// namespace that is made anew, or one that was made since by who knew no notes.
     pub(crate) fn forget_left_behind_on(&self, tier: &dyn Tier, ino: Ino) -> Result<()> {
         let which = which(ino, tier);
         match self.left_behind.get(&which) {
@@ -380,7 +401,7 @@ impl Residency {
     }
 
     /// Tries again to remove what was left behind.
-    pub(crate) fn remove_left_behind(&self) {
+    pub fn remove_left_behind(&self) {
         if !self.left_behind.any.load(Ordering::Acquire) {
             return;
         }
@@ -408,7 +429,7 @@ mod tests {
 
     fn some(of: impl Iterator<Item = Which>) -> LeftBehind {
         let all = LeftBehind::load(Path::new("/nowhere")).unwrap();
-        of.for_each(|which| all.set(which, Left { header: Vec::new(), noted: true }));
+        of.for_each(|which| all.set(which, Left { note: LeftNote::default(), noted: true }));
         all
     }
 

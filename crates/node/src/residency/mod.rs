@@ -16,8 +16,8 @@
 //! - `unwritten.rs`: what proves that a file is clean; `unsettled.rs`: closed files whose records do not
 //!   say yet what was written; `synced.rs`: what is durable;
 //!   `failed_syncs.rs`: what a device has not written; `doubt.rs`, `aside.rs`: what is damaged, and
-//!   what can't be used and must not be thrown away; `failed.rs`: tiers that fail; `left_behind.rs`: what
-//!   a tier does not give up; `unseen.rs`: what no start could look at since a crash.
+//!   what can't be used and must not be thrown away; `failed.rs`: tiers that fail; `left_behind.rs`, `left_note.rs`:
+//!   what a tier does not give up; `unseen.rs`: what no start could look at since a crash.
 //! - `inode_alias.rs`: what the kernel has open of a file; `published_spill.rs`: spill files that a
 //!   daemon published right before it died; `removals.rs`, `access.rs`: what follows a removal or a
 //!   read and nobody waits for.
@@ -78,6 +78,7 @@ pub(crate) mod fetch;
 pub(crate) mod files;
 pub(crate) mod inode_alias;
 pub(crate) mod left_behind;
+pub(crate) mod left_note;
 pub(crate) mod overlay;
 pub(crate) mod prefetch;
 mod published_spill;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
 use crate::{
-    Believed, Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId, TierLock,
-    TierUsage,
+    Attributes, Believed, Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId,
+    TierLock, TierUsage,
 };
 
 /// A tier whose operations an [`Interceptor`] decides about. Presence maps are asked about when
@@ -89,6 +89,11 @@ impl Tier for InterceptedTier {
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>> {
         self.ask(Operation::Open)?;
         Ok(self.wrap(self.inner.open(ino)?))
+    }
+
+    fn stat(&self, ino: u64) -> Result<Attributes> {
+        self.ask(Operation::Stat)?;
+        self.inner.stat(ino)
     }
 
     fn remove(&self, ino: u64) -> Result<()> {

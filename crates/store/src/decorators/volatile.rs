@@ -183,6 +183,9 @@ impl Tier for VolatileTier {
     fn open(&self, ino: u64) -> Result<Arc<dyn Object>> {
         Ok(self.wrap(self.inner.open(ino)?))
     }
+    fn stat(&self, ino: u64) -> Result<Attributes> {
+        self.inner.stat(ino)
+    }
     fn remove(&self, ino: u64) -> Result<()> {
         self.inner.remove(ino)?;
         self.logs.lock().remove(&ino);
