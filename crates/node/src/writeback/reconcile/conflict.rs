@@ -339,16 +339,19 @@ impl Writeback {
         // A directory that was removed here has a name in the store only.
         let dir = here.or_else(|| self.meta.backing_path(link.parent).ok().flatten());
         let path = join(&dir.unwrap_or_default(), &link.name);
+        let (when, seen) = (clock::wall_time(), self.seen_under(link));
+        let conflict =
+            Conflict { path: path.clone(), ours: ours.clone(), when, why: why.into(), seen };
+        if !self.reconciler.conflicts.lock().add(conflict) {
+            return;
+        }
+        self.metrics.conflicts.inc();
         tracing::warn!(
             path = %path.escape_ascii(),
             kept_as = %ours.as_deref().unwrap_or_default().escape_ascii(),
             why,
             "conflict with a change made by others in the backing store"
         );
-        let (when, seen) = (clock::wall_time(), self.seen_under(link));
-        let conflict = Conflict { path, ours, when, why: why.into(), seen };
-        self.metrics.conflicts.inc();
-        self.reconciler.conflicts.lock().add(conflict);
     }
 }
 

@@ -62,7 +62,12 @@ impl Conflicts {
         Conflicts { count: 0, latest, file: Some(file), lines, behind: false }
     }
 
-    pub(super) fn add(&mut self, conflict: Conflict) {
+    /// Adds one, unless it is listed already: of several removed files of one name each finds what others
+    /// put there. Says whether it is new.
+    pub(super) fn add(&mut self, conflict: Conflict) -> bool {
+        if conflict.ours.is_none() && self.latest.iter().any(|known| is_same(known, &conflict)) {
+            return false;
+        }
         self.count += 1;
         let line = line_of(&conflict);
         if self.latest.len() >= MAX_LISTED {
@@ -74,6 +79,7 @@ impl Conflicts {
             false => self.write_all(),
         };
         self.complain(written);
+        true
     }
 
     /// Forgets those that are done with. Says how many they were.
@@ -147,6 +153,12 @@ impl Conflicts {
             tracing::warn!(%file, %error, "the list of conflicts can't be kept over a restart");
         }
     }
+}
+
+/// Whether two conflicts say the same, perhaps not at the same moment.
+fn is_same(one: &Conflict, other: &Conflict) -> bool {
+    (&one.path, &one.ours, &one.why, &one.seen)
+        == (&other.path, &other.ours, &other.why, &other.seen)
 }
 
 fn read(file: &Path) -> io::Result<String> {
@@ -251,6 +263,21 @@ mod tests {
         list.add(conflict(b"three", None));
         let left = vec![conflict(b"two", None), conflict(b"three", None)];
         assert_eq!(Conflicts::load(dir.path()).snapshot().1, left);
+    }
+
+    #[test]
+    fn conflict_without_a_version_of_ours_when_noticed_again_then_it_is_listed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut list = Conflicts::load(dir.path());
+        let later = |ours| {
+            let when = Timestamp::new(1_800_000_000, 0);
+            Conflict { when, ..conflict(b"one", ours) }
+        };
+        assert!(list.add(conflict(b"one", None)) && !list.add(later(None)));
+        assert!(list.add(conflict(b"other", None)) && list.add(later(Some(b"kept"))));
+        assert_eq!(list.snapshot().0, 3);
+        list.forget(&mut |conflict| conflict.path == b"one");
+        assert!(list.add(later(None)), "what was forgotten is told again");
     }
 
     #[test]
