@@ -3,9 +3,10 @@
 //! every operation of the backing store, which uses its inode numbers again at once.
 //!
 //! What must hold: the program sees nothing that a plain directory would not show it; nothing
-//! conflicts where nobody else changes anything; nothing of others is lost that was not known here; the
-//! backlog empties; the check finds nothing; and the backing store equals the namespace in the end.
+//! conflicts where nobody else changes anything; nothing of others is lost that was not known here, and
+//! nothing that was written here but by the program itself or by others; the backlog empties; the check finds nothing; and the backing store equals the namespace in the end.
 
+mod ledger;
 mod program;
 mod witness;
 
@@ -13,6 +14,7 @@ use std::collections::HashSet;
 
 use forebay_meta::{Engine, EngineError, Key, MiniTransaction, Outcome, Page};
 use forebay_store::decorators::RenumberedBacking;
+use ledger::Ledger;
 use program::{Made, NAMES, Program};
 use witness::{OTHERS, Witness};
 
@@ -182,15 +184,22 @@ fn look(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool) {
 
 /// Changes the backing store behind everybody's back; but not between the two looks by which a change
 /// of a directory is known to be our own, where nobody could tell.
-fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool, trace: &Trace) {
+fn meddle(
+    root: &Path,
+    mut random: Random,
+    over: &std::sync::atomic::AtomicBool,
+    trace: &Trace,
+    ledger: &Ledger,
+) {
     let life = random.below(1 << 30);
     for number in 0.. {
         if over.load(Ordering::Acquire) {
             return;
         }
         let mut at = root.to_owned();
-        for _ in 0..=random.below(3) {
-            at.push(NAMES[random.below(NAMES.len())]);
+        match (random.below(3), ledger.latest_path()) {
+            (0, Some(path)) => at.push(path),
+            _ => (0..=random.below(3)).for_each(|_| at.push(NAMES[random.below(NAMES.len())])),
         }
         let other = root.join(NAMES[random.below(NAMES.len())]);
         lockstep::until_watched();
@@ -202,7 +211,7 @@ fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool,
             at.display(),
             other.display()
         ));
-        match deed {
+        ledger.others_do(root, &[&at, &other], || match deed {
             // No two of one length: a kernel's clock may not tell them apart.
             0 => drop(fs::write(&at, format!("{OTHERS}{life} {}", "x".repeat(number)))),
             1 => drop(fs::create_dir(&at)),
@@ -212,7 +221,7 @@ fn meddle(root: &Path, mut random: Random, over: &std::sync::atomic::AtomicBool,
             5 => drop(fs::hard_link(&at, &other)),
             6 => drop(fs::set_permissions(&at, fs::Permissions::from_mode(0o711))),
             _ => {}
-        }
+        });
         for _ in 0..random.below(100) {
             lockstep::blocked();
         }
@@ -331,6 +340,7 @@ struct World {
     engine: Arc<Memory>,
     made: Made,
     xattrs: BTreeMap<u64, Vec<u8>>,
+    ledger: Arc<Ledger>,
     _scratch: Scratch,
 }
 
@@ -352,11 +362,12 @@ impl World {
             forebay_types::Timestamp::new(seconds, nanos)
         }));
         let numbered = Arc::new(numbered);
+        let ledger = Arc::new(Ledger::default());
         let steps = Arc::new(Steps {
             trace: trace.clone(),
             faults: Mutex::new(Random(seed ^ 0x0bad_cafe)),
             per_mille: 0.into(),
-            witness: Witness::of(&root, scene.others.then(|| numbered.clone() as _)),
+            witness: Witness::of(&root, scene.others.then(|| numbered.clone() as _), &ledger),
         });
         World {
             seed,
@@ -369,6 +380,7 @@ impl World {
             engine: Arc::new(Memory::new()),
             made: Made::new(),
             xattrs: BTreeMap::new(),
+            ledger,
             _scratch: scratch,
         }
     }
@@ -415,6 +427,7 @@ impl World {
             let Ok(record) = node.meta.get(Ino(ino)) else { continue };
             if self.scene.cuts && record.is_dirty() && random.below(3) == 0 {
                 self.trace.add(format!("CUT {ino}"));
+                self.ledger.cut(ino);
                 self.contents.bytes.lock().insert(ino, Vec::new());
                 node.writeback.set_aside_if_cut(&record, 0).expect("set aside");
                 let update = |record: &mut Record| {
@@ -422,7 +435,7 @@ impl World {
                     Queue::Yes
                 };
                 node.meta.update(Ino(ino), None, update).expect("it is there");
-            } else if record.attr.size != len {
+            } else if record.attr.size != len && !self.contents.stale.lock().contains(&ino) {
                 let update = |record: &mut Record| {
                     record.attr.size = len;
                     record.mark_dirty();
@@ -444,6 +457,7 @@ impl World {
             xattrs: std::mem::take(&mut self.xattrs),
             trace: self.trace.clone(),
             in_flight: false,
+            ledger: self.ledger.clone(),
             // After a cut older versions show again where nobody looks for them.
             lenient: self.scene.others || self.scene.cuts,
         }));
@@ -479,8 +493,8 @@ impl World {
         }));
         if self.scene.others {
             let (root, random) = (self.root.clone(), self.random(10 * life + 4));
-            let (over, trace) = (over, self.trace.clone());
-            parts.push(Box::new(move || meddle(&root, random, &over, &trace)));
+            let (over, trace, ledger) = (over, self.trace.clone(), self.ledger.clone());
+            parts.push(Box::new(move || meddle(&root, random, &over, &trace, &ledger)));
         }
         self.steps.per_mille.store(self.scene.faults, Ordering::Release);
         let killed_at = match life < self.scene.kills {
@@ -493,6 +507,7 @@ impl World {
         self.made = std::mem::take(&mut program.made);
         self.xattrs = std::mem::take(&mut program.xattrs);
         if killed_at != u64::MAX {
+            self.ledger.look_at_conflicts(node, &self.scene);
             self.look_what_is_done(node, program.in_flight);
         }
     }
@@ -525,6 +540,7 @@ impl World {
             // What others did last, and older versions, become known by another look.
             node.walk(Ino::ROOT, &mut |record| {
                 node.writeback.doubt_directory(record.ino);
+                node.writeback.revalidate(&Context::DAEMON, record.clone()).ok();
                 true
             })
             .expect("walked");
@@ -542,6 +558,8 @@ impl World {
             }
         }
         assert_eq!(physical, logical);
+        self.ledger.look_at_conflicts(node, &self.scene);
+        self.ledger.check(node, &self.root, &self.contents);
         assert_eq!(node.backing.list_parked().expect("limbo"), Vec::<u64>::new());
         let counts = node.meta.counts();
         assert_eq!((counts.queued, counts.stale_names, counts.orphans), (0, 0, 0));
@@ -558,6 +576,7 @@ impl World {
             xattrs: BTreeMap::new(),
             trace: self.trace.clone(),
             in_flight: false,
+            ledger: self.ledger.clone(),
             lenient: false,
         };
         program.compare("");

@@ -1,5 +1,6 @@
 //! A program that makes, moves and removes names, and knows what a plain directory would show it.
 
+use super::ledger::{Ledger, is_of_names};
 use super::*;
 
 /// What a program has made, by path.
@@ -16,7 +17,8 @@ pub(super) struct Program {
     pub(super) trace: Arc<Trace>,
     /// What it was about to do when the daemon was killed may be done or not.
     pub(super) in_flight: bool,
-    /// Others change the backing store: nothing is certain.
+    pub(super) ledger: Arc<Ledger>,
+    /// Others change the backing store: what they touched is not certain.
     pub(super) lenient: bool,
 }
 
@@ -24,18 +26,26 @@ pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 
 impl Program {
     fn told<T>(&self, what: &str, path: &str, done: Result<T>) -> Option<T> {
+        self.told_of(what, &[path], done)
+    }
+
+    fn told_of<T>(&self, what: &str, paths: &[&str], done: Result<T>) -> Option<T> {
         match done {
             Ok(done) => Some(done),
-            Err(_) if self.lenient => None,
+            Err(error) if is_of_names(&error) && self.may_be_of_others(paths) => None,
             Err(error) => {
-                self.trace.add(format!("PROGRAM FAILED {what} {path}: {error}"));
-                panic!("{what} {path}: {error}");
+                self.trace.add(format!("PROGRAM FAILED {what} {paths:?}: {error}"));
+                panic!("{what} {paths:?}: {error} ({error:?})");
             }
         }
     }
 
-    fn wrong(&self, what: String) {
-        if !self.lenient {
+    fn may_be_of_others(&self, paths: &[&str]) -> bool {
+        self.lenient && self.ledger.may_be_of_others(paths)
+    }
+
+    fn wrong(&self, path: &str, what: String) {
+        if !self.may_be_of_others(&[path]) {
             self.trace.add(format!("PROGRAM {what}"));
             panic!("{what}");
         }
@@ -50,13 +60,13 @@ impl Program {
             for part in dir.split('/').filter(|part| !part.is_empty()) {
                 let found = self.node.writeback.find(&Context::DAEMON, at, part.as_bytes());
                 let Some(found) = self.told("find", path, found)? else {
-                    self.wrong(format!("{path}: {part} is missing"));
+                    self.wrong(path, format!("{path}: {part} is missing"));
                     return None;
                 };
                 at = found.ino;
             }
             if !dir.is_empty() && Some(at) != known {
-                self.wrong(format!("{dir} is {at}, not {known:?}"));
+                self.wrong(dir, format!("{dir} is {at}, not {known:?}"));
             }
             return Some((at, name.as_bytes()));
         }
@@ -100,11 +110,12 @@ impl Program {
         };
         let known = self.made.insert(path.into(), (FileKind::Regular, record.ino));
         if known.is_some_and(|(_, ino)| ino != record.ino) {
-            self.wrong(format!("{path} is {}, not {known:?}", record.ino));
+            self.wrong(path, format!("{path} is {}, not {known:?}", record.ino));
         }
-        let bytes = format!("{path} {}", self.random.below(1000)).into_bytes();
+        let bytes = self.ledger.begin_write(record.ino, path, self.random.below(1000));
         let size = bytes.len() as u64;
         self.contents.bytes.lock().insert(record.ino.0, bytes);
+        self.contents.stale.lock().remove(&record.ino.0);
         let now = crate::clock::wall_time();
         let update = |record: &mut Record| {
             record.attr.size = size;
@@ -114,7 +125,9 @@ impl Program {
         };
         let updated = self.node.meta.update(record.ino, Some(now), update);
         self.in_flight = false;
-        self.told("write to", path, updated.map_err(Into::into));
+        if self.told("write to", path, updated.map_err(Into::into)).is_some() {
+            self.ledger.wrote(record.ino);
+        }
     }
 
     fn chmod(&mut self, path: &str) {
@@ -148,7 +161,9 @@ impl Program {
         self.in_flight = true;
         let linked = self.node.link(&Context::DAEMON, ino, dir, name);
         self.in_flight = false;
-        if self.told("link", to, linked).is_some() {
+        if self.told_of("link", &[from, to], linked).is_some() {
+            self.ledger.moved(from, to);
+            self.ledger.moved(to, from);
             self.made.insert(to.into(), (FileKind::Regular, ino));
         }
     }
@@ -164,18 +179,20 @@ impl Program {
         paths.push(path.into());
         paths.sort_by_key(|path| std::cmp::Reverse((path.matches('/').count(), path.clone())));
         for path in paths {
-            let Some((kind, _)) = self.made.get(&path).copied() else { continue };
+            let Some((kind, ino)) = self.made.get(&path).copied() else { continue };
             self.say("remove", &path);
             if kind == FileKind::Directory {
                 self.compare(&path);
             }
             let Some((dir, name)) = self.place(&path) else { continue };
             self.in_flight = true;
+            self.ledger.begin_removal(&self.node, dir, name, Some(ino));
             let removed = match kind {
                 FileKind::Directory => self.node.rmdir(&Context::DAEMON, dir, name),
                 _ => self.node.unlink(&Context::DAEMON, dir, name),
             };
             self.in_flight = false;
+            self.ledger.end_removal(&self.node);
             self.told("remove", &path, removed);
             self.made.remove(&path);
             lockstep::step();
@@ -188,12 +205,16 @@ impl Program {
         let Some((to_dir, new)) = self.place(to) else { return };
         let ctx = Context::DAEMON;
         self.in_flight = true;
+        let over = self.made.get(to).map(|(_, ino)| *ino);
+        self.ledger.begin_removal(&self.node, to_dir, new, over);
         let renamed =
             self.node.rename(&ctx, NameIn::new(from_dir, old), NameIn::new(to_dir, new), 0);
         self.in_flight = false;
-        if self.told("rename", to, renamed).is_none() {
+        self.ledger.end_removal(&self.node);
+        if self.told_of("rename", &[from, to], renamed).is_none() {
             return;
         }
+        self.ledger.moved(from, to);
         // Over an empty directory, or another file.
         self.made.remove(to);
         let moved: Vec<String> = self.below(from);
@@ -215,9 +236,11 @@ impl Program {
         self.in_flight = true;
         let done = self.node.rename(&Context::DAEMON, one_at, other_at, libc::RENAME_EXCHANGE);
         self.in_flight = false;
-        if self.told("exchange", other, done).is_none() {
+        if self.told_of("exchange", &[one, other], done).is_none() {
             return;
         }
+        self.ledger.moved(one, other);
+        self.ledger.moved(other, one);
         let moved: Vec<(String, String)> = [(one, other), (other, one)]
             .into_iter()
             .flat_map(|(from, to)| {
@@ -292,7 +315,7 @@ impl Program {
             })
             .collect();
         if shown != made {
-            self.wrong(format!("{path:?} shows {shown:?}, not {made:?}"));
+            self.wrong(path, format!("{path:?} shows {shown:?}, not {made:?}"));
         }
     }
 

@@ -1,7 +1,9 @@
-//! A witness of what workers do to files of others: none is lost that nobody here knew of.
+//! A witness of what workers do to files: none of others is lost that nobody here knew of, and none of the
+//! program that it did not give up.
 
 use std::sync::Weak;
 
+use super::ledger::{Ledger, is_mine};
 use super::*;
 use crate::writeback::reconcile::is_own;
 
@@ -14,13 +16,18 @@ pub(super) struct Witness {
     node: Mutex<Weak<Node>>,
     root: PathBuf,
     store: Option<Arc<dyn BackingStore>>,
+    ledger: Arc<Ledger>,
     there: Mutex<HashMap<Vec<u8>, forebay_store::Attributes>>,
 }
 
 impl Witness {
     /// Attends a run in a store, if there is one, which it asks without anybody's turn.
-    pub(super) fn of(root: &Path, store: Option<Arc<dyn BackingStore>>) -> Self {
-        Witness { root: root.to_owned(), store, ..Witness::default() }
+    pub(super) fn of(
+        root: &Path,
+        store: Option<Arc<dyn BackingStore>>,
+        ledger: &Arc<Ledger>,
+    ) -> Self {
+        Witness { root: root.to_owned(), store, ledger: ledger.clone(), ..Witness::default() }
     }
 
     pub(super) fn follow(&self, node: &Arc<Node>) {
@@ -34,7 +41,7 @@ impl Witness {
 
     pub(super) fn before(&self, operation: Operation) {
         if Self::takes_names(operation) {
-            let there = self.files_of_others();
+            let there = self.files_of_all();
             *self.there.lock() = there;
         }
     }
@@ -48,9 +55,13 @@ impl Witness {
         if before.is_empty() {
             return;
         }
-        let now = self.files_of_others();
+        let now = self.files_of_all();
         let Some(node) = self.node.lock().upgrade() else { return };
         for (bytes, found) in before.iter().filter(|(bytes, _)| !now.contains_key(*bytes)) {
+            if is_mine(bytes) {
+                self.ledger.taken_away(&node, bytes, found);
+                continue;
+            }
             let queued = node.meta.backlog(forebay_meta::Seq(0), 1000).expect("the backlog");
             let mut records = queued.iter().filter_map(|(_, ino)| node.meta.get(*ino).ok());
             let known = records.any(|record| is_own(&record, found));
@@ -59,7 +70,7 @@ impl Witness {
         }
     }
 
-    fn files_of_others(&self) -> HashMap<Vec<u8>, forebay_store::Attributes> {
+    fn files_of_all(&self) -> HashMap<Vec<u8>, forebay_store::Attributes> {
         let mut files = HashMap::new();
         if let Some(store) = &self.store {
             add_files(store, &store.root(), &self.root, &mut files);
@@ -80,9 +91,14 @@ fn add_files(
             let below = store.open_dir(dir, &name).expect("it is there");
             add_files(store, &below, &path, files);
         } else if let Ok(bytes) = fs::read(&path)
-            && bytes.starts_with(OTHERS.as_bytes())
+            && (bytes.starts_with(OTHERS.as_bytes()) || is_mine(&bytes) && !is_temporary(&path))
         {
             files.insert(bytes, store.stat(dir, &name).expect("it is there"));
         }
     }
+}
+
+/// What has no name yet is written anew if it gets none.
+fn is_temporary(path: &Path) -> bool {
+    path.parent().is_some_and(|dir| dir.ends_with(".forebay/tmp"))
 }
