@@ -224,9 +224,21 @@ impl Run {
             self.cut()?;
         }
         let seen = self.everything()?;
-        self.site.drain()?;
+        self.drain()?;
         self.oracles.iter_mut().for_each(Oracle::all_written_back);
         self.compare_below(&seen)
+    }
+
+    /// Unmounts, and looks whether there is anything to repair then.
+    fn drain(&mut self) -> Outcome {
+        self.site.drain()?;
+        match self.site.check()? {
+            (false, told) if self.tally.wrong.is_empty() => {
+                self.wrong(format!("fsck after a drain: {told}"));
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Compares what the backing store has after a drain with what the mount showed before.
@@ -271,7 +283,7 @@ impl Run {
         plans.resize(WORKERS, Vec::new());
         self.cut_after(plans, Some(&case))?;
         let seen = self.everything()?;
-        self.site.drain()?;
+        self.drain()?;
         self.compare_below(&seen)?;
         self.ask_for_strangers(&seen)
     }
@@ -404,10 +416,13 @@ impl Run {
             self.tally.cut_lately.pop_front();
         }
         if let Err(failure) = self.site.mount(&self.settings) {
-            let checked = self.site.check()?;
+            let (_, checked) = self.site.check()?;
             return Err(Failure::at(format_args!("{how}: {failure}\nfsck: {checked}")));
         }
         let before = self.tally.wrong.len();
+        if let Some(lost) = self.site.lost()? {
+            self.wrong(format!("{how}: {lost}"));
+        }
         self.compare(&how, &done_by, &below)?;
         if self.tally.wrong.len() > before {
             println!("{}", self.site.log());

@@ -227,7 +227,7 @@ const NAMES: [Case; 9] = [
     },
 ];
 
-const WRITES: [Case; 6] = [
+const WRITES: [Case; 9] = [
     Case {
         what: "a new file, written with O_SYNC",
         before: NOTHING,
@@ -296,7 +296,47 @@ const WRITES: [Case; 6] = [
         },
         holds: |mnt| has(&mnt.join("old"), &[b"the old version", BYTES].concat()),
     },
+    Case {
+        what: "a file that is here, appended to with RWF_SYNC",
+        before: old,
+        synced: |mnt| {
+            let file = File::options().write(true).open(mnt.join("old")).unwrap();
+            let bytes = [std::io::IoSlice::new(BYTES)];
+            let flags = rustix::io::ReadWriteFlags::SYNC;
+            let written = rustix::io::pwritev2(&file, &bytes, 15, flags).unwrap();
+            assert_eq!(written, BYTES.len());
+            Some(file)
+        },
+        holds: |mnt| has(&mnt.join("old"), &[b"the old version", BYTES].concat()),
+    },
+    Case {
+        what: "a file that is here, which gets a copy of a part of another through O_SYNC",
+        before: old,
+        synced: |mnt| {
+            let file = synchronous(&mnt.join("old"));
+            let from = File::open(mnt.join("below")).unwrap();
+            let mut at = 15;
+            let copied = rustix::fs::copy_file_range(from, None, &file, Some(&mut at), 5000);
+            assert_eq!(copied, Ok(5000));
+            Some(file)
+        },
+        holds: |mnt| has(&mnt.join("old"), &[&b"the old version"[..], &[b'b'; 5000]].concat()),
+    },
+    Case {
+        what: "a file that is here, allocated beyond its end through O_SYNC",
+        before: old,
+        synced: |mnt| {
+            let file = synchronous(&mnt.join("old"));
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 9000).unwrap();
+            Some(file)
+        },
+        holds: |mnt| has(&mnt.join("old"), &[&b"the old version"[..], &[0; 8985]].concat()),
+    },
 ];
+
+fn synchronous(path: &Path) -> File {
+    OpenOptions::new().write(true).custom_flags(libc::O_SYNC).open(path).unwrap()
+}
 
 fn cut_after(cases: &[Case]) {
     if !can_mount() {

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::site::{DISKS, Layout, MountSettings};
-use super::work::{Op, Place, Sync};
+use super::work::{Op, Place, RWF_DSYNC, RWF_SYNC, Sync};
 use super::{found, product};
 use crate::os::OFlags;
 
@@ -123,7 +123,8 @@ fn synced(case: &mut Add<'_>, named: &dyn Fn(&str) -> String) {
     }
     for (what, sync) in [
         ("O_DSYNC on a copy", D_SYNC),
-        ("RWF_DSYNC on a copy", Sync::Each),
+        ("RWF_DSYNC on a copy", RWF_DSYNC),
+        ("RWF_SYNC on a copy", RWF_SYNC),
         ("fdatasync of a copy", Sync::Fdatasync),
         ("msync of a copy", Sync::Msync),
     ] {
@@ -254,7 +255,7 @@ pub fn all() -> Vec<Case> {
 fn written_anew() -> Vec<Case> {
     let mut cases = Vec::new();
     for passthrough in ["read", "readwrite"] {
-        for sync in [Sync::Each, Sync::Fsync] {
+        for sync in [RWF_DSYNC, Sync::Fsync] {
             for cut in [TIERS, &DISKS[..]] {
                 let name = format!("anew {}", cases.len());
                 let mut ops = drained(&name);

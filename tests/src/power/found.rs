@@ -3,7 +3,7 @@
 use super::cases::{Case, When, evicted, write_version};
 use super::product::drained;
 use super::site::{DISKS, MountSettings};
-use super::work::{Op, Sync};
+use super::work::{Op, RWF_DSYNC, Sync};
 
 const TIERS: &[&str] = &["tier0", "tier1"];
 /// A file that takes a while to copy.
@@ -61,7 +61,7 @@ fn older_since_its_open(cut: &'static [&'static str]) -> Case {
         Op::Hold { name: name(), fresh: true },
         part(1, 0, 4, Sync::None),
         Op::Drain { name: name() },
-        part(2, 0, 1, Sync::Each),
+        part(2, 0, 1, RWF_DSYNC),
         part(2, 4, 4, Sync::None),
         Op::Release { name: name() },
         Op::Pause { millis: 200 },
@@ -82,7 +82,7 @@ fn replacing_after_a_part_was_synced(
     ops.push(write_version(&name, 0, (0, 1), Sync::None));
     ops.push(Op::Pause { millis: 100 });
     ops.push(Op::Hold { name: name.clone(), fresh: true });
-    ops.push(write_version(&name, 1, (0, 4), Sync::Each));
+    ops.push(write_version(&name, 1, (0, 4), RWF_DSYNC));
     let grow = |name: &str| write_version(name, 2, (4, 4), Sync::None);
     if !grows_late {
         ops.push(grow(&name));

@@ -458,11 +458,11 @@ impl Oracle {
             // Of a file that has a name that lasts.
             Sync::Msync => return file.part_durable(at, count),
             Sync::Fsync | Sync::Fdatasync => file.all_durable(),
-            Sync::Open(_) | Sync::Each => {
+            Sync::Open(_) | Sync::Each(_) => {
                 file.part_durable(at, count);
                 let least = (at + count) * BLOCK;
                 file.at_least(least);
-                if sync == Sync::Each {
+                if matches!(sync, Sync::Each(_)) {
                     return;
                 }
                 file.synced = true;

@@ -3,7 +3,7 @@
 
 use super::cases::{Case, evicted, filler, fillers, write_version};
 use super::site::{DISKS, Layout, MountSettings};
-use super::work::{Op, Place, Sync};
+use super::work::{Op, Place, RWF_DSYNC, RWF_SYNC, Sync};
 use crate::os::OFlags;
 
 /// The file that is made durable.
@@ -24,12 +24,13 @@ const ALL_ROOM: usize = 50;
 /// Tiers that have room for the file of which a part is brought in.
 const PARTIAL_TIERS: [&str; 2] = ["900K", "900K"];
 
-const SYNCS: [(&str, Sync); 7] = [
+const SYNCS: [(&str, Sync); 8] = [
     ("fsync", Sync::Fsync),
     ("fdatasync", Sync::Fdatasync),
     ("O_SYNC", Sync::Open(OFlags::SYNC)),
     ("O_DSYNC", Sync::Open(OFlags::DSYNC)),
-    ("RWF_DSYNC", Sync::Each),
+    ("RWF_DSYNC", RWF_DSYNC),
+    ("RWF_SYNC", RWF_SYNC),
     ("msync", Sync::Msync),
     ("syncfs", Sync::Syncfs),
 ];
@@ -128,8 +129,8 @@ fn commit() -> Op {
 
 impl Kind {
     /// Makes the file so, and durable. A mapping needs bytes that are there, so a file that would have
-    /// none is first written with fsync. `RWF_DSYNC` says nothing of a name, so that of a new file is made
-    /// durable besides.
+    /// none is first written with fsync. `RWF_DSYNC` and `RWF_SYNC` say nothing of a name, so that of a new
+    /// file is made durable besides.
     fn acknowledged(self, sync: Sync) -> Vec<Op> {
         let (first, is_mapped) = match sync {
             Sync::Msync => (Sync::Fsync, true),
@@ -158,7 +159,7 @@ impl Kind {
         if is_mapped {
             ops.push(file(2, 2, 4, sync));
         }
-        if self == Kind::New && sync == Sync::Each {
+        if self == Kind::New && matches!(sync, Sync::Each(_)) {
             ops.push(Op::SyncDir { name: FILE.into() });
         }
         ops

@@ -287,15 +287,25 @@ impl Site {
     /// Why the kernel can't read and write files past the daemon here, if it can't, and how many opens
     /// it took.
     pub fn passthrough(&self) -> Outcome<(Option<String>, u64)> {
-        let mut command = Command::new(binary()?);
-        command.args(["status", "--json"]).arg(self.path("mnt"));
-        command.env("FOREBAY_RUNTIME_DIR", self.path("run"));
-        let told: serde_json::Value = serde_json::from_str(&run_checked(&mut command, LIMIT)?)
-            .map_err(|error| Failure::at(format_args!("status is no JSON: {error}")))?;
+        let told = self.status()?;
         let of = &told["passthrough"];
         let opens = of["opens"].as_u64();
         let opens = opens.ok_or_else(|| Failure::at("status tells no passthrough"))?;
         Ok((of["reason"].as_str().map(str::to_owned), opens))
+    }
+
+    fn status(&self) -> Outcome<serde_json::Value> {
+        let mut command = Command::new(binary()?);
+        command.args(["status", "--json"]).arg(self.path("mnt"));
+        command.env("FOREBAY_RUNTIME_DIR", self.path("run"));
+        serde_json::from_str(&run_checked(&mut command, LIMIT)?)
+            .map_err(|error| Failure::at(format_args!("status is no JSON: {error}")))
+    }
+
+    /// What the mount reports as lost, if there is any.
+    pub fn lost(&self) -> Outcome<Option<String>> {
+        let lost = &self.status()?["lost"];
+        Ok((lost["files"].as_u64() != Some(0)).then(|| format!("files are lost: {lost}")))
     }
 
     /// Stops the daemon where it is.
@@ -307,8 +317,8 @@ impl Site {
         Ok(())
     }
 
-    /// `forebay fsck` of the tiers; what it says, and whether it ran.
-    pub fn check(&self) -> Outcome<String> {
+    /// `forebay fsck` of the tiers: whether it finds nothing, and what it says.
+    pub fn check(&self) -> Outcome<(bool, String)> {
         let mut command = Command::new(binary()?);
         command.arg("fsck").arg(self.path("tier0/tier"));
         if self.layout == Layout::Apart {
@@ -316,7 +326,8 @@ impl Site {
         }
         let output = run_command(&mut command, LIMIT)?;
         let text = [output.stdout, output.stderr].concat();
-        Ok(format!("{}: {}", output.status, String::from_utf8_lossy(&text)))
+        let told = format!("{}: {}", output.status, String::from_utf8_lossy(&text));
+        Ok((output.status.success(), told))
     }
 
     /// All disks are unmounted.

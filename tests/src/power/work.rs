@@ -1,7 +1,8 @@
 //! What programs do until the power fails.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
@@ -11,6 +12,7 @@ use rustix::fs::{
     CWD, FallocateFlags, RenameFlags, fallocate, fdatasync, fsync, ftruncate, link, rename,
     renameat_with, syncfs, unlink,
 };
+use rustix::io::ReadWriteFlags;
 
 use super::oracle::{BLOCK, Oracle, block};
 use crate::failure::{Failure, Outcome};
@@ -30,13 +32,18 @@ pub enum Sync {
     Fdatasync,
     /// `O_SYNC` or `O_DSYNC`.
     Open(OFlags),
-    /// `RWF_DSYNC`.
-    Each,
+    /// `RWF_SYNC` or `RWF_DSYNC`.
+    Each(ReadWriteFlags),
     /// msync(2) of a mapping.
     Msync,
     /// syncfs(2) of the mount, of which the kernel tells no daemon: it acknowledges nothing.
     Syncfs,
 }
+
+/// By the flag of one write that acts as fdatasync(2) after it.
+pub const RWF_DSYNC: Sync = Sync::Each(ReadWriteFlags::DSYNC);
+/// And the one that acts as fsync(2).
+pub const RWF_SYNC: Sync = Sync::Each(ReadWriteFlags::SYNC);
 
 /// Where a file is to be before a case goes on: without that it would be another case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,14 +178,15 @@ pub fn plan(
 }
 
 /// How writes are made durable, by how often.
-const SYNCS: [Sync; 8] = [
+const SYNCS: [Sync; 9] = [
     Sync::None,
     Sync::Fsync,
     Sync::Fsync,
     Sync::Fdatasync,
     Sync::Open(OFlags::SYNC),
     Sync::Open(OFlags::DSYNC),
-    Sync::Each,
+    RWF_DSYNC,
+    RWF_SYNC,
     Sync::Syncfs,
 ];
 
@@ -420,7 +428,7 @@ fn write(fd: &OwnedFd, at: usize, bytes: &[u8], sync: Sync) -> Outcome {
             map.write(0, bytes);
             return Ok(map.sync()?);
         }
-        Sync::Each => write_durably(fd, at, bytes)?,
+        Sync::Each(how) => write_durably(fd, at, bytes, how)?,
         Sync::None | Sync::Fsync | Sync::Fdatasync | Sync::Open(_) | Sync::Syncfs => {
             os::write_at(fd, at as u64, bytes)?;
         }
@@ -429,22 +437,14 @@ fn write(fd: &OwnedFd, at: usize, bytes: &[u8], sync: Sync) -> Outcome {
         Sync::Fsync => fsync(fd)?,
         Sync::Fdatasync => fdatasync(fd)?,
         Sync::Syncfs => syncfs(fd)?,
-        Sync::None | Sync::Open(_) | Sync::Each | Sync::Msync => {}
+        Sync::None | Sync::Open(_) | Sync::Each(_) | Sync::Msync => {}
     }
     Ok(())
 }
 
-fn write_durably(fd: &OwnedFd, at: usize, bytes: &[u8]) -> Outcome {
-    let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the descriptor is open, and the kernel only reads the bytes, which outlive the call.
-    let written = unsafe {
-        libc::pwritev2(fd.as_raw_fd(), &raw const part, 1, at as libc::off_t, libc::RWF_DSYNC)
-    };
-    ensure!(
-        usize::try_from(written) == Ok(bytes.len()),
-        "pwritev2: {written}, {}",
-        std::io::Error::last_os_error()
-    );
+fn write_durably(fd: &OwnedFd, at: usize, bytes: &[u8], how: ReadWriteFlags) -> Outcome {
+    let written = rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], at as u64, how)?;
+    ensure!(written == bytes.len(), "pwritev2: {written} bytes of {}", bytes.len());
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What may be found after steps that are written out.
 
 use super::*;
+use crate::power::work::RWF_DSYNC;
 
 fn write(name: &str, (at, count): (usize, usize), stamp: u64, sync: Sync) -> Op {
     Op::Write { name: name.into(), at, count, stamp, fresh: false, sync }
@@ -86,13 +87,13 @@ fn file_that_replaced_one_when_written_and_moved_over_another_then_may_be_as_it_
 
 #[test]
 fn file_moved_over_a_durable_one_when_synced_in_part_then_that_part_may_be_as_it_was_then() {
-    for sync in [Sync::None, Sync::Each, Sync::Fsync] {
+    for sync in [Sync::None, RWF_DSYNC, Sync::Fsync] {
         assert!(is_allowed(sync, &[100, 101]), "the old one");
         assert!(is_allowed(sync, &[10, 30, 40]), "the new one");
         assert!(!is_allowed(sync, &[10, 30]), "without its end");
         assert!(!is_allowed(sync, &[10, 50, 40]), "what was never written");
     }
-    assert!(is_allowed(Sync::Each, &[10, 20, 40]), "as synced");
+    assert!(is_allowed(RWF_DSYNC, &[10, 20, 40]), "as synced");
     assert!(is_allowed(Sync::Fsync, &[10, 20, 40]), "as synced");
     assert!(!is_allowed(Sync::None, &[10, 20, 40]), "nobody has synced that");
 }
@@ -166,13 +167,13 @@ fn move_over_old() -> Op {
 
 #[test]
 fn file_moved_durably_over_another_when_a_part_of_it_was_synced_then_the_other_is_gone() {
-    for (sync, may_be_old) in [(Sync::None, true), (Sync::Syncfs, true), (Sync::Each, false)] {
+    for (sync, may_be_old) in [(Sync::None, true), (Sync::Syncfs, true), (RWF_DSYNC, false)] {
         let steps = [write("new", (0, 1), 10, sync), move_over_old()];
         assert_eq!(after(&steps, "old", Some(100)), may_be_old, "{sync:?}");
         assert!(after(&steps, "old", Some(10)));
     }
     let over = write("new", (0, 1), 20, Sync::None);
-    let steps = [write("new", (0, 1), 10, Sync::Each), over, move_over_old()];
+    let steps = [write("new", (0, 1), 10, RWF_DSYNC), over, move_over_old()];
     assert!(after(&steps, "old", Some(100)), "nothing of it is durable any more");
 }
 
