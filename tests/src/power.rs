@@ -8,6 +8,7 @@
 mod cases;
 mod found;
 mod oracle;
+mod points;
 mod product;
 mod site;
 mod work;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use cases::{Case, When};
 use oracle::{BLOCK, Below, Oracle};
+use points::{Stand, Stood};
 use site::{Layout, MountSettings, Site};
 use work::{Held, LARGE_BLOCKS, Op};
 
@@ -36,6 +38,8 @@ const WORKER_LIMIT: Duration = Duration::from_secs(30);
 const CUTS_BETWEEN_DRAINS: usize = 12;
 /// After one in so many cuts, too, by `forebay sync`.
 const CUTS_BETWEEN_SYNCS: u64 = 4;
+/// How long the daemon may take to come to the point at which it is to stand.
+const TO_THE_POINT: Duration = Duration::from_secs(1);
 /// A run with more findings than this is not worth its time.
 const MAX_FINDINGS: usize = 25;
 
@@ -80,6 +84,7 @@ struct Tally {
     impossible: usize,
     /// What was cut, of late.
     cut_lately: std::collections::VecDeque<String>,
+    stood: Stood,
 }
 
 /// All that outlasts a cut.
@@ -90,6 +95,8 @@ struct Run {
     stamp: u64,
     settings: MountSettings,
     layout: Layout,
+    /// The fail points at one of which the daemon is to stand when the power fails; none: at any time.
+    points: Vec<String>,
     tally: Tally,
 }
 
@@ -149,12 +156,16 @@ pub fn known_cases(seed: u64, choice: &Choice) -> Outcome {
     tally.report()
 }
 
-/// Cuts the power `cuts` times.
-pub fn run(seed: u64, cuts: usize) -> Outcome {
+/// Cuts the power `cuts` times; `at_points` while the daemon stands at a fail point, as far as it comes to
+/// the one that is drawn.
+pub fn run(seed: u64, cuts: usize, at_points: bool) -> Outcome {
     let mut random = Random::new(seed);
     // One run in four is as most mounts are.
     let layout = if random.one_in(4) { Layout::Default } else { Layout::Apart };
     let mut run = Run::new(&mut random, layout)?;
+    if at_points {
+        run.points = site::fail_points()?;
+    }
     println!("seed {seed}: {}", run.site.kinds());
     let began = Instant::now();
     let mut left = cuts;
@@ -175,6 +186,7 @@ impl Tally {
         let Tally { cuts, steps, wrong, conflicts, impossible, .. } = self;
         println!("{cuts} cuts, {steps} steps acknowledged; {} findings", wrong.len());
         println!("{conflicts} conflicts; {impossible} cases not possible here");
+        println!("{}", self.stood.told());
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())
     }
@@ -196,7 +208,8 @@ impl Run {
         rustix::fs::syncfs(fs::File::open(site.path("backing"))?)?;
         let mut random = Random::new(random.bits());
         let settings = MountSettings::choose(&mut random);
-        Ok(Self { site, random, oracles, stamp, settings, layout, tally: Tally::default() })
+        let (points, tally) = (Vec::new(), Tally::default());
+        Ok(Self { site, random, oracles, stamp, settings, layout, points, tally })
     }
 
     /// Nothing can be said of these disks any more.
@@ -211,13 +224,18 @@ impl Run {
     fn anew(mut self, why: &Failure, random: &mut Random) -> Outcome<Self> {
         self.failed(why);
         let (tally, layout) = (std::mem::take(&mut self.tally), self.layout);
+        let points = std::mem::take(&mut self.points);
         drop(self);
-        Ok(Self { tally, ..Self::new(random, layout)? })
+        Ok(Self { tally, points, ..Self::new(random, layout)? })
     }
 
     /// Mounts, cuts a number of times, and drains.
     fn era(&mut self, cuts: usize) -> Outcome {
         self.settings = MountSettings::choose(&mut self.random);
+        if !self.points.is_empty() {
+            self.settings.tiers =
+                *self.random.pick(&[["3M", "4M"], ["1M", "2M"], ["600K", "600K"]]);
+        }
         self.site.mount(&self.settings)?;
         for _ in 0..cuts {
             self.tally.cuts += 1;
@@ -343,8 +361,34 @@ impl Run {
         Ok(())
     }
 
+    /// Another daemon goes on, which stands at a fail point when it comes there.
+    fn draw_point(&mut self) -> Outcome {
+        if self.points.is_empty() {
+            return Ok(());
+        }
+        let stand = Stand::choose(&mut self.random, &self.points);
+        self.site.kill();
+        self.site.mount_to_stand(&self.settings, stand)
+    }
+
+    /// Waits until the daemon stands at its point, if it comes there soon, and lets it do nothing more then.
+    /// Whether it does.
+    fn freeze_at_point(&mut self) -> Outcome<bool> {
+        let Some(stand) = self.site.take_stand() else { return Ok(false) };
+        let stood = eventually(TO_THE_POINT, || self.site.is_at_point());
+        self.tally.stood.count(&stand.point, stood);
+        if stood {
+            // What does not need what the point holds goes on.
+            std::thread::sleep(Duration::from_millis(self.random.below(60)));
+            self.site.freeze()?;
+            self.tally.cut_lately.push_back(format!("{stand:?}"));
+        }
+        Ok(stood)
+    }
+
     /// One cut, and what is left.
     fn cut(&mut self) -> Outcome {
+        self.draw_point()?;
         let mut plans = Vec::new();
         for oracle in &self.oracles {
             let mix = *self.random.pick(&work::Mix::ALL);
@@ -368,7 +412,7 @@ impl Run {
             let (home, progress) = (self.site.home(worker), &progress);
             children.push(Child::start(move || do_steps(&home, plan, progress, worker))?);
         }
-        let (mut came_to_be, mut is_frozen) = (Ok(()), false);
+        let (mut came_to_be, mut is_frozen, mut is_at_point) = (Ok(()), false, false);
         let disks = match case {
             Some(case) => {
                 came_to_be = self.wait_for(case, &progress, &children[0]);
@@ -376,12 +420,15 @@ impl Run {
                 case.cut.to_vec()
             }
             None => {
-                std::thread::sleep(Duration::from_millis(self.random.between(10, 250)));
+                is_at_point = self.freeze_at_point()?;
+                if !is_at_point {
+                    std::thread::sleep(Duration::from_millis(self.random.between(10, 250)));
+                }
                 self.choose_disks()
             }
         };
         // A frozen daemon does nothing any more.
-        let killed_first = self.random.one_in(2) && !is_frozen;
+        let killed_first = self.random.one_in(2) && !is_frozen || is_at_point;
         progress.end();
         if killed_first {
             self.site.kill();

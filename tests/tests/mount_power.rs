@@ -1,6 +1,7 @@
 //! Power cuts below a mount, in a process of their own, for it takes its mounts to itself.
 //!
-//! `FOREBAY_POWER_CUTS` asks for more cuts at random times, `FOREBAY_POWER_CASES` for more directed cases.
+//! `FOREBAY_POWER_CUTS` asks for more cuts at random times, `FOREBAY_POWER_POINTS` for more at fail points,
+//! `FOREBAY_POWER_CASES` for more directed cases.
 
 use std::process::Command;
 use std::time::Duration;
@@ -33,6 +34,13 @@ fn power_when_cut_after_what_was_lost_once_then_all_of_it_is_there() {
     let cases = std::env::var("FOREBAY_POWER_CASES").unwrap_or(CASES.to_string());
     let drawn: u64 = cases.parse().unwrap_or(0);
     passes(&["--cases", "--cuts", &cases, "--seed", &seed], FIXED + drawn);
+}
+
+#[test]
+fn power_when_cut_between_any_two_steps_of_the_daemon_then_everything_acknowledged_is_there() {
+    let cuts = std::env::var("FOREBAY_POWER_POINTS").unwrap_or(CUTS.into());
+    let seed = seed_from_env("FOREBAY_SEED").to_string();
+    passes(&["--at-points", "--cuts", &cuts, "--seed", &seed], cuts.parse().unwrap_or(0));
 }
 
 #[test]

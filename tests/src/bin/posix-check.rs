@@ -147,6 +147,10 @@ enum Suite {
         /// None of them is always tried then.
         #[arg(long, requires = "cases")]
         only: Vec<String>,
+        /// While the daemon stands at one of its fail points, drawn for each cut. Needs a binary with the
+        /// feature `failpoints`.
+        #[arg(long, conflicts_with = "cases")]
+        at_points: bool,
     },
     /// Programs, a backing store that fails now and then, upgrades and kills of daemons on one mount.
     /// Fails when something acknowledged is missing, or when memory, descriptors, threads or files left
@@ -184,11 +188,11 @@ fn main() -> ExitCode {
             let seed = seed(&length);
             report(model::run(&dir, &reference, seed, length.ops), seed)
         }
-        (Some(Suite::Power { cuts, seed, cases, only }), _) => {
+        (Some(Suite::Power { cuts, seed, cases, only, at_points }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
             let done = match cases {
                 true => power::known_cases(seed, &power::Choice { most: cuts, only }),
-                false => power::run(seed, cuts),
+                false => power::run(seed, cuts, at_points),
             };
             report(done, seed)
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::points::{self, Stand};
 use crate::failure::{Failure, Outcome};
 use crate::process::eventually;
 use crate::random::Random;
@@ -99,6 +100,8 @@ pub struct Site {
     layout: Layout,
     disks: Vec<Disk>,
     daemon: Option<Child>,
+    /// Where the daemon is to stand.
+    stand: Option<Stand>,
     boots: u64,
 }
 
@@ -121,7 +124,8 @@ impl Site {
         let_others_mounts_go()?;
         let place = tempfile::Builder::new().prefix("forebay-power-").tempdir_in("/dev/shm")?;
         let disks = layout.disks().iter().map(|name| Disk { name, xfs: random.one_in(2) });
-        let mut site = Self { place, layout, disks: disks.collect(), daemon: None, boots: 0 };
+        let mut site =
+            Self { place, layout, disks: disks.collect(), daemon: None, stand: None, boots: 0 };
         for dir in layout.disks().iter().chain(&["mnt", "run"]) {
             fs::create_dir(site.path(dir))?;
         }
@@ -208,6 +212,9 @@ impl Site {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
+        if let Some(stand) = &self.stand {
+            command.env("FAILPOINTS", stand.setting());
+        }
         let mut daemon = command.spawn()?;
         let deadline = Instant::now() + LIMIT;
         let why = loop {
@@ -218,6 +225,13 @@ impl Site {
             if let Some(status) = daemon.try_wait()? {
                 break format!("the daemon ended: {status}");
             }
+            if self.stand.is_some() && points::is_at_one(daemon.id()) {
+                // The start itself comes by the point.
+                self.stand = None;
+                self.daemon = Some(daemon);
+                self.kill();
+                return self.mount(settings);
+            }
             if Instant::now() > deadline {
                 self.daemon = Some(daemon);
                 break "no mount in time".into();
@@ -225,6 +239,22 @@ impl Site {
             std::thread::sleep(Duration::from_millis(3));
         };
         Err(Failure::at(format_args!("no mount: {why}\n{}", self.log())))
+    }
+
+    /// Mounts, for a daemon that is to stand at a point.
+    pub fn mount_to_stand(&mut self, settings: &MountSettings, stand: Stand) -> Outcome {
+        self.stand = Some(stand);
+        self.mount(settings)
+    }
+
+    /// Where the daemon is to stand. The next one is not.
+    pub fn take_stand(&mut self) -> Option<Stand> {
+        self.stand.take()
+    }
+
+    /// Whether the daemon stands at a fail point.
+    pub fn is_at_point(&self) -> bool {
+        self.daemon.as_ref().is_some_and(|daemon| points::is_at_one(daemon.id()))
     }
 
     /// The end of the daemon's log.
@@ -347,6 +377,20 @@ impl Site {
     pub fn kinds(&self) -> String {
         let kind = |disk: &Disk| format!("{} {}", disk.name, if disk.xfs { "xfs" } else { "ext4" });
         self.disks.iter().map(kind).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What no daemon without others comes by, nor one that is not upgraded.
+const NOT_HERE: [&str; 4] = ["node.cluster.", "node.peers.", "node.copies.", "node.resumed"];
+
+/// The fail points that the binary was built with, and that a daemon may come by here.
+pub fn fail_points() -> Outcome<Vec<String>> {
+    let told = run_checked(Command::new(binary()?).args(["debug", "failpoints"]), LIMIT)?;
+    let is_here = |point: &&str| !NOT_HERE.iter().any(|not| point.starts_with(not));
+    let points: Vec<String> = told.split_whitespace().filter(is_here).map(str::to_owned).collect();
+    match points.is_empty() {
+        true => Err(Failure::Skipped("the binary has no fail points".into())),
+        false => Ok(points),
     }
 }
 
