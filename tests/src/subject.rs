@@ -14,8 +14,10 @@ use tempfile::TempDir;
 use crate::process::{eventually, spawn, wait_for_starts};
 use crate::watchdog;
 
-/// How long a mount, an unmount or any other command may take.
+/// How long a mount or any other command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+/// And one that waits until all is on a disk, which others may keep busy for that long.
+const SYNC_LIMIT: Duration = Duration::from_secs(180);
 
 /// Why a subject could not be set up or taken down.
 #[derive(Debug, thiserror::Error)]
@@ -348,7 +350,7 @@ impl ForebayMount {
     pub fn unmount_with(&mut self, arguments: &[&str]) -> Result<(), SubjectError> {
         let mut command = self.command("umount");
         wait_for_starts();
-        run_checked(command.arg(&self.mountpoint).args(arguments), COMMAND_LIMIT)?;
+        run_checked(command.arg(&self.mountpoint).args(arguments), SYNC_LIMIT)?;
         if let Some(mut daemon) = self.daemon.take()
             && wait_at_most(&mut daemon, Duration::from_secs(5)).is_none()
         {
@@ -398,7 +400,7 @@ impl ForebayMount {
 
     /// `forebay sync PATH`: returns when the backing store has everything below it.
     pub fn sync(&self, path: &Path) -> Result<(), SubjectError> {
-        run_checked(self.command("sync").arg(path), COMMAND_LIMIT).map(drop)
+        run_checked(self.command("sync").arg(path), SYNC_LIMIT).map(drop)
     }
 
     /// `forebay where --json` of paths.
