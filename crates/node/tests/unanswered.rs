@@ -304,6 +304,52 @@ fn what_nobody_synced_when_the_start_after_a_power_cut_gets_no_answer_then_the_n
     }
 }
 
+/// The start after a power cut gets no answer and ends in order: the next one would believe all that it has left
+/// but for its note.
+fn unseen_after_a_power_cut(write: impl FnOnce(&Rig), cut: bool) -> Rig {
+    let silent = Silent::of(Operation::Open);
+    let mut rig = rig_over(&silent, &[16 * MIB]);
+    write(&rig);
+    let ino = rig.ino("file");
+    lose_power(&mut rig, ino, cut);
+    silent.answer(libc::EACCES, FOR_EVER);
+    rig.start();
+    silent.answer(0, 0);
+    end(&mut rig, true);
+    rig
+}
+
+#[test]
+fn what_a_start_could_not_look_at_when_repaired_then_it_is_judged_as_by_that() {
+    let mut rig = unseen_after_a_power_cut(|rig| drop(changed_file(rig, true, false)), true);
+    let request = CheckRequest {
+        tiers: vec![rig.dir.join("tier0")],
+        backing: Some(rig.backing()),
+        repair: true,
+        ..CheckRequest::default()
+    };
+    let checked = check(&request, &mut |_| true).unwrap();
+    assert_eq!(checked.problems, 0, "{:?}", checked.details);
+    rig.start();
+    same(&shows(&rig, "file").unwrap(), &noise(1, 20_000), "after the repair");
+    assert_eq!(rig.node().residency().lost_files().files, 0);
+}
+
+#[test]
+fn what_a_start_could_not_look_at_when_the_index_is_built_anew_then_it_is_judged_as_by_that() {
+    let written_anew = |rig: &Rig| {
+        std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
+        let fh = rig.open("file", libc::O_WRONLY | libc::O_TRUNC);
+        rig.write(fh, 0, &noise(2, 20_000));
+        rig.node().release(fh);
+    };
+    let mut rig = unseen_after_a_power_cut(written_anew, false);
+    let said = rig.check(true).details;
+    rig.start();
+    rig.drain();
+    same(&rig.plain("file"), &noise(1, 20_000), &format!("below, {said:?}"));
+}
+
 /// The files below a directory that belong to an inode, with what they are.
 fn files_of(dir: &Path, ino: Ino, found: &mut Vec<(PathBuf, Vec<u8>)>) {
     for path in std::fs::read_dir(dir).into_iter().flatten().map(|it| it.unwrap().path()) {

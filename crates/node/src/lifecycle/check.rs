@@ -17,7 +17,7 @@ use crate::error::{NodeError, Result};
 use crate::lifecycle::members::Members;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::right_store::{self, Seen};
-use crate::lifecycle::trust::{Places, Trusted};
+use crate::lifecycle::trust::{Places, Trust, Trusted};
 use crate::lifecycle::{former, members};
 use crate::node::METADATA;
 use crate::residency::doubt;
@@ -576,7 +576,11 @@ impl Check<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        let trust = self.trusted.tier_of(&tier.id().to_string());
+        // One that an earlier start has not judged is judged as by that: so does the next one.
+        let trust = match self.left_behind.unseen.has_object(ino, tier) {
+            true => Trust::default(),
+            false => self.trusted.tier_of(&tier.id().to_string()),
+        };
         if !header.whole
             && let Err(error) = tier.open_map(ino.0, trust.believed())
         {
@@ -683,10 +687,14 @@ impl Check<'_> {
                 Err(forebay_meta::Error::Corrupt { .. }) => continue,
                 Err(error) => return Err(error.into()),
             };
-            if let Err(error) = backing.open_spill_map(ino, self.trusted.spills.believed()) {
+            let trust = match self.left_behind.unseen.has_spill(Ino(ino)) {
+                true => Trust::default(),
+                false => self.trusted.spills,
+            };
+            if let Err(error) = backing.open_spill_map(ino, trust.believed()) {
                 self.unusable_spills.insert(ino, error.to_string());
             } else if let Some(spill) = backing.open_spill(ino)? {
-                let counts = self.trusted.spills.lengths && !self.usable.contains(&ino);
+                let counts = trust.lengths && !self.usable.contains(&ino);
                 let cut = record.is_dirty() && spill.file().len()? < record.attr.size;
                 if counts && cut {
                     self.unusable_spills.insert(ino, "its end is missing".into());

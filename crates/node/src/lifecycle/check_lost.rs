@@ -87,8 +87,10 @@ impl Check<'_> {
             true => !self.spills.contains(&record.ino.0),
             false => {
                 let known = |set: &HashSet<u64>| set.contains(&record.ino.0);
+                // Of what no start has judged, the next one says what there is.
                 record.is_dirty()
                     && record.attr.size > 0
+                    && !self.left_behind.unseen.has_any(record.ino)
                     && !known(&self.usable)
                     && !known(&self.damaged)
             }

@@ -29,6 +29,7 @@ use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::trust::{Trust, Trusted};
 use crate::node::Node;
 use crate::residency::recovered::put_back_as_dirty;
+use crate::residency::unseen::Unseen;
 use crate::writeback::parked;
 
 /// A tier, with what is known of it.
@@ -136,7 +137,7 @@ pub(crate) fn rebuild(
         let place = TierToRebuild { index, trusted: &trusted, former: &former };
         node.rebuild_tier(&place, &mut done, &mut checked, progress)?;
     }
-    node.rebuild_spills(&former, trusted.spills, &mut done, &mut checked)?;
+    node.rebuild_spills(&former, &trusted, &mut done, &mut checked)?;
     for path in former.gone.iter().filter(|path| !node.has_brought_back(path)) {
         checked.problem(
             false,
@@ -179,7 +180,9 @@ impl Node {
     fn tell_spill_maps(&self, trusted: &Trusted) -> Result<()> {
         for ino in self.backing.list_spills()? {
             match self.backing.open_spill_map(ino, Believed::Synced) {
-                Ok(Some(mut map)) if !is_there(&map, trusted, trusted.spills)? => {
+                Ok(Some(mut map))
+                    if !is_there(&map, trusted, self.trust_in_spill(trusted, ino))? =>
+                {
                     map.believe_what_was_synced(true)?;
                 }
                 Err(StoreError::Damaged { .. } | StoreError::Version { .. }) | Ok(_) => {}
@@ -187,6 +190,23 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// What is believed of an object: of one that no start has judged since a crash of the machine, what that
+    /// believed.
+    fn trust_in_object(&self, place: &TierToRebuild<'_>, ino: u64) -> Trust {
+        match self.residency.is_unseen(Unseen::Object(place.index), Ino(ino)) {
+            true => Trust::default(),
+            false => place.trusted.tier(place.index),
+        }
+    }
+
+    /// The same of a spill file.
+    fn trust_in_spill(&self, trusted: &Trusted, ino: u64) -> Trust {
+        match self.residency.is_unseen(Unseen::Spill, Ino(ino)) {
+            true => Trust::default(),
+            false => trusted.spills,
+        }
     }
 
     /// Whether an interrupted rebuild had brought back what is not where it was.
@@ -314,13 +334,14 @@ impl Node {
         checked.dirty += 1;
         let index = place.index;
         let tier = &*self.residency.tiers[index].tier;
-        let brought = sound_map(tier, header, place.trusted, index).and_then(|map| {
+        let trust = self.trust_in_object(place, ino);
+        let brought = sound_map(tier, header, place.trusted, trust).and_then(|map| {
             let found = Found {
                 header,
                 map: map.as_ref(),
                 known: place.former.of(ino),
-                trust: place.trusted.tier(index),
-                spills: place.trusted.spills,
+                trust,
+                spills: self.trust_in_spill(place.trusted, ino),
                 again: &done.again,
             };
             self.readopt(u8::try_from(index).unwrap_or(u8::MAX), &found)
@@ -452,7 +473,7 @@ impl Node {
     fn rebuild_spills(
         &self,
         former: &Former,
-        trust: Trust,
+        trusted: &Trusted,
         done: &mut Progressed,
         checked: &mut Checked,
     ) -> Result<()> {
@@ -474,6 +495,7 @@ impl Node {
             let known = former.of(ino).filter(|known| known.header.spilled);
             let readopted = match known {
                 Some(known) if !done.incomplete.contains(&ino) => {
+                    let trust = self.trust_in_spill(trusted, ino);
                     self.readopt_spill(ino, known, trust, &done.again)
                 }
                 _ => Ok(None),
@@ -525,7 +547,7 @@ fn sound_map(
     tier: &dyn Tier,
     header: &Header,
     trusted: &Trusted,
-    index: usize,
+    trust: Trust,
 ) -> Result<Option<Presence>> {
     if header.whole {
         return Ok(None);
@@ -533,7 +555,7 @@ fn sound_map(
     let Some(mut map) = tier.open_map(header.ino, Believed::Synced)? else {
         return Err(NodeError::BadState("its map is gone".into()));
     };
-    if is_there(&map, trusted, trusted.tier(index))? {
+    if is_there(&map, trusted, trust)? {
         // Then nothing may be missing in it.
         return Ok(tier.open_map(header.ino, Believed::Written)?);
     }

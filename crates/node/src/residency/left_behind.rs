@@ -57,7 +57,7 @@ pub(crate) struct LeftBehind {
     /// in trouble may keep whoever asks it waiting.
     busy: Mutex<HashSet<Which>>,
     free: Condvar,
-    pub(super) unseen: UnseenNotes,
+    pub(crate) unseen: UnseenNotes,
 }
 
 /// One of them, in hand to be removed.

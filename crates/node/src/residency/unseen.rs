@@ -3,7 +3,7 @@
 //! Such a start believes only what was synced, and those after it believe what it has left as it is. An object
 //! or a spill file that gave no answer is not judged yet: that is noted durably (`unseen` in the state
 //! directory, an empty file for each) before anything says that a daemon works in this run of the machine.
-//! The starts after it believe as little of it, until one of them has judged it.
+//! The starts after it believe as little of it, until one of them has judged it; and so do fsck and a rebuild.
 //!
 //! # Invariants
 //! - A note goes when what was made of its object is durable, or when nothing of its file counts any more, and
@@ -15,6 +15,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use forebay_store::Tier;
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
@@ -25,6 +26,8 @@ use crate::state_files;
 
 /// Where a state directory has the notes.
 const NOTES: &str = "unseen";
+/// What stands in a note for a spill file.
+const SPILL: &str = "spill";
 
 /// What was not seen of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,6 +59,22 @@ impl UnseenNotes {
         Ok(UnseenNotes { any: AtomicBool::new(!of.is_empty()), of: Mutex::new(of), notes })
     }
 
+    /// Whether no start has judged the object that a tier has of a file.
+    pub(crate) fn has_object(&self, ino: Ino, tier: &dyn Tier) -> bool {
+        // No allocation as long as there are none.
+        self.any.load(Ordering::Acquire) && self.has(&(ino.0, tier.id().to_string()))
+    }
+
+    /// Whether no start has judged the spill file of a file.
+    pub(crate) fn has_spill(&self, ino: Ino) -> bool {
+        self.any.load(Ordering::Acquire) && self.has(&(ino.0, SPILL.to_owned()))
+    }
+
+    /// Whether no start has judged something of a file.
+    pub(crate) fn has_any(&self, ino: Ino) -> bool {
+        self.any.load(Ordering::Acquire) && self.of.lock().iter().any(|(of, _)| *of == ino.0)
+    }
+
     fn has(&self, which: &Which) -> bool {
         self.any.load(Ordering::Acquire) && self.of.lock().contains(which)
     }
@@ -75,7 +94,7 @@ impl Residency {
     fn unseen_name(&self, what: Unseen, ino: Ino) -> Which {
         let place = match what {
             Unseen::Object(tier) => self.tiers[tier].tier.id().to_string(),
-            Unseen::Spill => "spill".to_owned(),
+            Unseen::Spill => SPILL.to_owned(),
             Unseen::Below => "below".to_owned(),
         };
         (ino.0, place)
