@@ -7,7 +7,9 @@ mod rig;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Queue};
+use forebay_meta::{
+    Embedded, EmbeddedOptions, Engine, MetaStore, MiniTransaction, Options, Queue, Write,
+};
 use forebay_node::{CheckRequest, Checked, NameIn, SetAttr, check};
 use forebay_store::tier::DirTier;
 use forebay_store::{Header, Tier};
@@ -301,6 +303,45 @@ fn spill_file_when_its_record_is_older_than_its_note_then_it_is_set_aside_and_no
     // Its beginning is on the tier.
     let kept = std::fs::read(&aside.list[0]).unwrap();
     assert!(kept.ends_with(&bytes[MIB as usize..]));
+}
+
+/// The namespace is whole but for the record of one file, or for its note as well: nobody asks for the spill
+/// file any more, which may be the only copy.
+#[test]
+fn spill_file_when_the_namespace_has_no_record_of_its_file_then_a_start_sets_it_aside() {
+    const RECORD: u8 = b'I';
+    for without_notes in [false, true] {
+        let mut rig = Rig::small(256 * KIB);
+        let bytes = noise(8, 2 * MIB);
+        rig.put("file", &bytes);
+        rig.put("other", b"other");
+        let ino = rig.ino("file").0.to_be_bytes();
+        rig.crash();
+        let spill = rig.backing().join(".forebay/spill");
+        assert_eq!(std::fs::read_dir(&spill).unwrap().count(), 1);
+        let path = rig.dir.join("tier0/state/meta");
+        let engine = Embedded::open(&path, &EmbeddedOptions::default()).unwrap();
+        let mut edit = MiniTransaction::default();
+        for (key, _) in engine.sweep(None, 10_000).unwrap() {
+            let is_record = key.bytes()[0] == RECORD && key.bytes()[1..] == ino;
+            let is_about = key.bytes().windows(ino.len()).any(|part| part == ino);
+            if is_record || without_notes && is_about {
+                edit.write.push(Write::Delete(key));
+            }
+        }
+        assert!(!edit.write.is_empty(), "it has no record");
+        engine.execute(&edit).unwrap();
+        engine.sync().unwrap();
+        drop(engine);
+        rig.start();
+        let aside = rig.node().residency().set_aside();
+        let kept: Vec<Vec<u8>> =
+            aside.list.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        let is_kept = kept.iter().any(|kept| kept.ends_with(&bytes[MIB as usize..]));
+        assert!(is_kept, "without notes: {without_notes}: {aside:?}");
+        assert!(std::fs::read_dir(&spill).unwrap().next().is_none(), "it is there twice");
+        assert_eq!(rig.get("other"), b"other");
+    }
 }
 
 /// Written back, not reported, and changed by others before the next start: that is theirs now.

@@ -137,6 +137,23 @@ fn spill_files_when_many_are_needed_no_more_then_a_stop_syncs_once_for_all() {
     assert!(syncs.load(Ordering::Acquire) <= 3, "{syncs:?}");
 }
 
+#[test]
+fn spill_file_of_a_removed_file_when_the_daemon_dies_first_then_the_next_start_removes_it() {
+    let _alone = rig::alone();
+    let (mut rig, filler) = full();
+    let unsynced = Point(SYNC);
+    fail::cfg(SYNC, "return").unwrap();
+    rig.put("file", &noise(2, 30 * KIB));
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+    rig.node().release(filler);
+    assert_eq!(spill_files(&rig).len(), 1);
+    rig.crash();
+    drop(unsynced);
+    rig.start();
+    wait_until_all_went(&rig);
+    assert_eq!(rig.node().residency().set_aside().files, 0);
+}
+
 /// The files of whose spill files the namespace of a node that does not run has notes.
 fn noted(rig: &Rig) -> usize {
     let state = rig.config.tiers[0].dir.join("state/meta");
