@@ -110,7 +110,7 @@ impl Residency {
             location.place = self.open_place(file.ino, resident)?;
         }
         let lacks_some = location.place.is_none() || record.spilled;
-        if lacks_some && self.troubles.is_lost(file.ino) {
+        if lacks_some && self.troubles.is_lost(file.ino) && !self.is_others(file.ino) {
             location.place = None;
             return Err(crate::error::NodeError::Lost);
         }
