@@ -284,6 +284,17 @@ fn troubles(status: &Status, line: Line<'_>) {
             line(format_args!("               {path}"));
         }
     }
+    if status.unseen.files > 0 {
+        line(format_args!(
+            "  unseen       {} files could not be looked at, for want of a right or of an answer of their \
+             device; see to that, then unmount with --no-drain and mount again. Nothing says that they \
+             are lost",
+            format_count(status.unseen.files)
+        ));
+        for path in status.unseen.list.iter().take(ROWS_MAX) {
+            line(format_args!("               {path}"));
+        }
+    }
     let lost = &status.lost_changes;
     if lost.changes > 0 {
         line(format_args!(

@@ -338,3 +338,30 @@ fn root_when_the_store_gives_it_no_rights_then_what_is_acknowledged_gets_there()
     let after = names.map(|name| about(&site.path("backing").join(name)));
     assert_eq!(after, before, "inode, owner, group and mode stay");
 }
+
+/// A right that is missing says nothing of what there is.
+#[test]
+fn object_that_a_plain_user_may_not_read_then_no_check_sets_it_aside_or_gives_it_up() {
+    let Some(site) = site_of_the_user() else { return };
+    let script = r#"
+        T="$S/home/tier"
+        "$F" mount "$S/backing" "$S/mnt" --tier "$T=64M" --writeback evict || exit 1
+        echo kept >"$S/mnt/file"; sync "$S/mnt/file"
+        "$F" umount --no-drain "$S/mnt" || exit 1
+        chmod 000 "$T"/objects/*/*
+        for how in "" --repair --accept-loss; do "$F" fsck $how "$T"; echo "code $?"; done
+        "$F" fsck --rebuild --backing "$S/backing" "$T"; echo "code $?"
+        chmod 600 "$T"/objects/*/*
+        "$F" fsck --rebuild --backing "$S/backing" "$T" || exit 1
+        "$F" mount "$S/backing" "$S/mnt" --tier "$T=64M" || exit 1
+        cat "$S/mnt/file"; "$F" umount "$S/mnt"
+    "#;
+    let (code, text) = as_user(&site, script);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(text.matches("code 6").count(), 4, "{text}");
+    assert_eq!(text.matches("can't be looked at").count(), 3, "{text}");
+    for wrong in ["are gone", "set aside as", "given up"] {
+        assert!(!text.contains(wrong), "{wrong}: {text}");
+    }
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"kept\n");
+}

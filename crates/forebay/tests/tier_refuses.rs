@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use disk::{Disk, Immutable};
-use site::{Site, can_mount};
+use site::{Site, can_mount, wait_for};
 
 /// A command that waits for something is ended by the tests only after this.
 const SOON: Duration = Duration::from_secs(30);
@@ -149,4 +149,53 @@ fn object_that_can_not_be_opened_then_the_tier_is_named_and_a_repair_reports_all
     assert_eq!(fs::read(scene.at("one")).unwrap(), b"one");
     scene.site.umount();
     assert_eq!(fs::read(scene.site.path("backing/two")).unwrap(), b"two");
+}
+
+#[test]
+fn object_that_a_start_can_not_open_then_its_file_is_not_called_lost() {
+    if !can_mount() {
+        return;
+    }
+    let Some(scene) = Scene::new() else { return };
+    scene.mount();
+    for name in ["kept", "removed"] {
+        synced(&scene.at(name), name.as_bytes());
+    }
+    let objects = ["kept", "removed"].map(|name| scene.object_of(name));
+    let end = || {
+        let (code, text) = scene.of_mount(&["umount", "--no-drain"]);
+        assert_eq!(code, 0, "{text}");
+    };
+    end();
+    let immutable = objects.map(Immutable::new);
+    scene.mount();
+    let (_, text) = scene.of_mount(&["status"]);
+    assert!(text.contains("unseen       2 files") && text.contains("mount again"), "{text}");
+    for wrong in ["nothing is left", "bytes are gone", "accept-loss"] {
+        assert!(!text.contains(wrong), "{text}");
+    }
+    let (code, text) = scene.of_mount(&["sync"]);
+    assert!(
+        code == 1 && text.contains("kept: what there is of it could not be looked at"),
+        "{text}"
+    );
+    assert!(fs::read(scene.at("kept")).is_err());
+    fs::remove_file(scene.at("removed")).unwrap();
+    let named = || scene.of_mount(&["status"]).1;
+    assert!(wait_for(SOON, || named().contains("unseen       1 files")), "{}", named());
+    let text = named();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(!lines.iter().any(|line| line.trim().is_empty()), "a file without a name: {text}");
+    let (code, text) = scene.of_mount(&["upgrade"]);
+    assert_eq!(code, 0, "{text}");
+    assert!(named().contains("unseen       1 files"), "{}", named());
+    end();
+    drop(immutable);
+    let (code, text) = scene.fsck(&["--repair"]);
+    assert_eq!(code, 0, "{text}");
+    scene.mount();
+    assert_eq!(fs::read(scene.at("kept")).unwrap(), b"kept");
+    assert!(!scene.at("removed").exists());
+    scene.site.umount();
+    assert!(!scene.site.path("backing/removed").exists());
 }

@@ -53,6 +53,11 @@ pub enum NodeError {
         "its bytes are gone: no tier has its object, and there is no spill file; the backing store has an older version at most. After `forebay umount --no-drain`, `forebay fsck --repair TIER...` brings it back if its object was set aside, `--accept-loss` gives it up"
     )]
     Lost,
+    /// A dirty file of which a start could not look at what there is.
+    #[error(
+        "what there is of it could not be looked at when the mount started, for want of a right or of an answer of its device: nothing says that it is lost. See to that (the log has the reason), then `forebay umount --no-drain` and mount again"
+    )]
+    Unseen,
     /// To write an inode back has ended a daemon.
     #[error(
         "to write inode {ino} back has ended a daemon by a defect of Forebay: that is not tried again before the next mount or `forebay upgrade`; what of it is not in the backing store stays on its tier, and can be read and copied. Please report the defect, with the log"
@@ -101,6 +106,7 @@ impl NodeError {
             | NodeError::BackingTimeout { .. }
             | NodeError::Busy
             | NodeError::Lost
+            | NodeError::Unseen
             | NodeError::RestGone => Some(self.to_string()),
             NodeError::Meta(error) if is_undecodable(error) => Some(self.to_string()),
             _ => None,

@@ -68,6 +68,9 @@ pub struct HandOverState {
     /// Closed files of which the records do not say yet what was written to them, by inode number.
     #[prost(uint64, repeated, tag = "13")]
     pub unsettled: Vec<u64>,
+    /// Of the lost files, those that could only not be looked at.
+    #[prost(uint64, repeated, tag = "14")]
+    pub unseen: Vec<u64>,
 }
 
 /// How the object of a file was when its set-id bits were set.

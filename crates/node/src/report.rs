@@ -299,7 +299,7 @@ impl Node {
                 open: self.seems_open(record.ino),
                 age_s,
                 last_error: match self.residency.troubles.is_lost(record.ino) {
-                    true => Some(crate::error::NodeError::Lost.to_string()),
+                    true => Some(self.residency.troubles.error_of(record.ino).to_string()),
                     false => self.writeback.write_error(record.ino),
                 },
             })

@@ -55,8 +55,9 @@ fn shows(rig: &Rig, name: &str) -> Result<Vec<u8>, String> {
 
 fn is_named(rig: &Rig, name: &str, what: &str) {
     assert!(shows(rig, name).is_err(), "{what}: an older version is shown, without a word");
-    let lost = rig.node().residency().lost_files();
-    assert_eq!(lost.list, [name.as_bytes().to_vec()], "{what}");
+    let unseen = rig.node().residency().unseen_here();
+    assert_eq!(unseen.list, [name.as_bytes().to_vec()], "{what}");
+    assert_eq!(rig.node().residency().lost_files().files, 0, "{what}");
     assert_eq!(rig.node().residency().set_aside().files, 0, "{what}");
 }
 

@@ -81,7 +81,7 @@ fn directory_of_objects_that_can_not_be_listed_when_started_then_its_files_alone
     assert_eq!(shows(&rig, "closed"), None);
     assert_eq!(shows(&rig, "open"), None, "an older version is shown");
     same(&shows(&rig, "other").unwrap(), &newer, "of another directory");
-    assert_eq!(rig.node().residency().lost_files().list, [b"closed".to_vec()]);
+    assert_eq!(rig.node().residency().unseen_here().list, [b"closed".to_vec()]);
     // What is made now is not concerned, wherever its place is.
     for number in 0..300 {
         let name = format!("new{number}");

@@ -81,6 +81,6 @@ fn sync_when_the_bytes_of_a_file_are_lost_then_names_it_and_ends() {
     assert!(began.elapsed() < LIMIT / 2, "it waits for what no waiting brings");
     assert_eq!((synced.complete, synced.failed), (false, 1), "{synced:?}");
     let (path, why) = &synced.failures[0];
-    assert!(path == b"lost" && why.contains("forebay status"), "{synced:?}");
+    assert!(path == b"lost" && why.contains("fsck --repair"), "{synced:?}");
     assert_eq!(rig.plain("other"), noise(7, 5000));
 }

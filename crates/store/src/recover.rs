@@ -42,6 +42,8 @@ pub enum Class {
     HeaderNewer,
     /// An object whose header the device does not give.
     HeaderUnreadable,
+    /// An object that could not be looked at, for a reason that says nothing of it.
+    NoAnswer(StoreError),
     /// A map without an object: its removal was cut short.
     MapWithoutObject,
     /// A directory of objects that can't be listed, for this reason. What is in it may be anything.
@@ -147,6 +149,7 @@ fn classify(path: PathBuf, index: u8) -> Result<Option<Finding>> {
         Err(StoreError::Damaged { .. }) => Class::HeaderTorn,
         Err(e) if e.errno() == libc::ENODATA && meta.len() == 0 => Class::Unfinished,
         Err(e) if e.errno() == libc::ENODATA => Class::HeaderMissing,
+        Err(e) if e.is_no_answer() => Class::NoAnswer(e),
         Err(_) => Class::HeaderUnreadable,
     };
     Ok(Some(Finding { path, ino: Some(ino), class }))

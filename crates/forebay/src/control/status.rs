@@ -119,6 +119,10 @@ pub struct Status {
     /// Files that were written and of which nothing is left: their paths. They read as errors and stay
     /// dirty until they are removed or given up.
     pub lost: Named,
+    /// Files of which the start could not look at what there is: their paths. They read as errors until a
+    /// later mount can look.
+    #[serde(default)]
+    pub unseen: Named,
     /// Changes of names and attributes that were acknowledged and are lost.
     #[serde(default)]
     pub lost_changes: LostChanges,
@@ -153,7 +157,10 @@ impl Status {
 
     /// Whether everything that programs wrote is in the backing store.
     pub fn is_drained(&self) -> bool {
-        self.dirty.files == 0 && self.backlog.entries == 0 && self.lost.files == 0
+        self.dirty.files == 0
+            && self.backlog.entries == 0
+            && self.lost.files == 0
+            && self.unseen.files == 0
     }
 }
 

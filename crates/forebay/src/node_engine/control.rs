@@ -95,7 +95,7 @@ impl NodeControl {
             files += tier.dirty_objects;
             bytes += tier.dirty;
         }
-        files += self.node.residency().lost_files().files;
+        files += self.lost().files + self.unseen().files;
         let list = self.node.dirty_files(LISTED).into_iter().map(|file| DirtyFile {
             path: wire_path(file.path),
             bytes: file.bytes,
@@ -110,6 +110,11 @@ impl NodeControl {
     fn lost(&self) -> Named {
         let lost = self.node.residency().lost_files();
         Named { files: lost.files, list: lost.list.into_iter().map(wire_path).collect() }
+    }
+
+    fn unseen(&self) -> Named {
+        let unseen = self.node.residency().unseen_here();
+        Named { files: unseen.files, list: unseen.list.into_iter().map(wire_path).collect() }
     }
 
     fn lost_changes(&self) -> LostChanges {
@@ -403,6 +408,7 @@ impl Control for NodeControl {
                 .collect(),
             displaced: self.node.writeback().backing_displaced(),
             lost: self.lost(),
+            unseen: self.unseen(),
             lost_changes: self.lost_changes(),
             set_aside: self.set_aside(),
             stuck: self.stuck(),

@@ -532,6 +532,12 @@ impl Check<'_> {
                 None
             }
             (Class::Foreign, _) => Some(format!("{shown} is no object of this tier")),
+            (Class::NoAnswer(error), ino) => {
+                let file =
+                    ino.map_or_else(|| shown.to_string(), |ino| path_of(self.meta, Ino(ino)));
+                self.unanswered(ino, &file, error);
+                None
+            }
             (class, ino) => {
                 let why = match class {
                     Class::HeaderMissing => "has no header",
@@ -545,6 +551,15 @@ impl Check<'_> {
         })
     }
 
+    /// What can't be looked at now is neither gone nor damaged, whatever is repaired or given up.
+    fn unanswered(&mut self, ino: Option<u64>, path: &str, error: &StoreError) {
+        self.damaged.extend(ino);
+        self.checked.problem(
+            false,
+            format!("the object of {path} can't be looked at: {error}. It stays where it is; see to that and run this again"),
+        );
+    }
+
     fn sound_object(
         &mut self,
         tier: &DirTier,
@@ -555,6 +570,10 @@ impl Check<'_> {
         let path = header.path.to_string_lossy();
         let object = match tier.open(ino.0) {
             Ok(object) => object,
+            Err(error) if error.is_no_answer() => {
+                self.unanswered(Some(ino.0), &path, &error);
+                return Ok(None);
+            }
             Err(error) => return Ok(Some(format!("the object of {path}: {error}"))),
         };
         self.checked.bytes += object.allocated_bytes().unwrap_or(0);
@@ -597,6 +616,10 @@ impl Check<'_> {
         if !header.whole
             && let Err(error) = tier.open_map(ino.0, trust.believed())
         {
+            if error.is_no_answer() {
+                self.unanswered(Some(ino.0), &path, &error);
+                return Ok(None);
+            }
             if header.dirty || record.is_dirty() {
                 return Ok(Some(format!("the object of {path}: {error}")));
             }
@@ -704,9 +727,17 @@ impl Check<'_> {
                 true => Trust::default(),
                 false => self.trusted.spills,
             };
-            if let Err(error) = backing.open_spill_map(ino, trust.believed()) {
+            let map = backing.open_spill_map(ino, trust.believed());
+            let opened = map.and_then(|_| backing.open_spill(ino));
+            if let Err(error) = &opened
+                && error.is_no_answer()
+            {
+                self.spills.insert(ino);
+                let path = path_of(self.meta, Ino(ino));
+                self.checked.problem(false, format!("the spill file of {path} can't be looked at: {error}. It stays where it is; see to that and run this again"));
+            } else if let Err(error) = opened {
                 self.unusable_spills.insert(ino, error.to_string());
-            } else if let Some(spill) = backing.open_spill(ino)? {
+            } else if let Ok(Some(spill)) = opened {
                 let counts = trust.lengths && !self.usable.contains(&ino);
                 let cut = record.is_dirty() && spill.file().len()? < record.attr.size;
                 if counts && cut {

@@ -8,7 +8,7 @@ use forebay_store::tier::{DirTier, part_of};
 use forebay_store::{DirBacking, Header, StoreError, Tier};
 use forebay_types::FileKind;
 
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::lifecycle::check::{Check, header_of, is_newer, is_unreadable, path_of};
 use crate::lifecycle::which_counts::Newest;
 use crate::residency::doubt;
@@ -43,9 +43,15 @@ impl Check<'_> {
         let backing = if lost.is_empty() { None } else { self.backing()? };
         for record in lost {
             let path = path_of(self.meta, record.ino);
-            if backing.as_ref().is_some_and(|backing| self.is_published(backing, &record)) {
+            let published = backing.as_ref().map(|backing| self.is_published(backing, &record));
+            match published.transpose() {
                 // The last thing that the daemon did: the next mount finds it there.
-                continue;
+                Ok(Some(true)) => continue,
+                Ok(_) => {}
+                Err(error) => {
+                    self.checked.problem(false, format!("{path}: what the backing store has of it can't be looked at: {error}. See to that and run this again"));
+                    continue;
+                }
             }
             if let Some((tier, aside, header)) = self.to_put_back(&record)? {
                 let kept = aside.path.display();
@@ -62,7 +68,9 @@ impl Check<'_> {
                 });
                 continue;
             }
-            if self.request.accept_loss {
+            if let Some(kept) = self.aside_with(&record, StoreError::is_no_answer)? {
+                self.checked.problem(false, format!("{path}: its object was set aside as {kept}, and can't be looked at: see to its rights and run this again"));
+            } else if self.request.accept_loss {
                 crate::residency::aside::give_up_lost(self.meta, record.ino)?;
                 self.checked
                     .problem(true, format!("{path}: what was written and is gone is given up"));
@@ -99,22 +107,32 @@ impl Check<'_> {
     }
 
     /// Whether the backing store has a file as it was about to appear there.
-    fn is_published(&self, backing: &DirBacking, record: &Record) -> bool {
+    fn is_published(&self, backing: &DirBacking, record: &Record) -> Result<bool> {
         let spill = self.meta.setting(&spill_setting(record.ino)).ok().flatten();
         let spill = spill.as_deref().and_then(noted_inode).filter(|_| record.spilled);
-        let mut links = record.links.iter().chain(&record.backing.links);
-        links.any(|link| {
+        for link in record.links.iter().chain(&record.backing.links) {
             let dirs = [self.meta.path(link.parent), self.meta.backing_path(link.parent)];
-            dirs.into_iter().flatten().flatten().any(|mut path| {
+            for mut path in dirs.into_iter().flatten().flatten() {
                 if !path.is_empty() {
                     path.push(b'/');
                 }
                 path.extend_from_slice(&link.name);
-                let Ok(Some(found)) = doubt::stat_below(backing, &path) else { return false };
-                is_pending(record, &found)
+                let found = match doubt::stat_below(backing, &path) {
+                    Ok(Some(found)) => found,
+                    // What is not seen for such a reason may be there.
+                    Err(NodeError::Store(error)) if error.is_no_answer() => {
+                        return Err(error.into());
+                    }
+                    Ok(None) | Err(_) => continue,
+                };
+                if is_pending(record, &found)
                     || spill.is_some_and(|spill| spill.same_inode(&found.fingerprint()))
-            })
-        })
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// The object of a dirty file that was set aside, and of whose header this can be said.

@@ -127,6 +127,7 @@ impl Node {
             locks: self.cluster().map(Cluster::lock_owners).unwrap_or_default(),
             replaced: replaced.into_iter().map(|ino| ino.0).collect(),
             lost: self.residency.troubles.lost(),
+            unseen: self.residency.troubles.unseen(),
             unsettled: self.writeback.unsettled(),
             ..HandOverState::default()
         };
@@ -242,7 +243,9 @@ impl Node {
             // would believe it.
             state_files::remove(&self.state_dir, CLEAN_END)?;
             self.release_orphans(&open)?;
-            self.residency.troubles.set_lost(handed_over.lost.iter().copied());
+            self.residency
+                .troubles
+                .set_lost(handed_over.lost.iter().copied(), handed_over.unseen.iter().copied());
             self.residency.count_set_aside();
             self.residency.begin_removal_notes();
             for object in &handed_over.residents {

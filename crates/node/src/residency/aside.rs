@@ -22,7 +22,7 @@ use forebay_types::{FileKind, Ino};
 use parking_lot::RwLock;
 
 use crate::clock;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::residency::Residency;
 use crate::residency::files::File;
 use crate::residency::spill::{SpillNote, spill_setting};
@@ -74,6 +74,8 @@ pub struct LostChanges {
 pub(crate) struct Troubles {
     aside: RwLock<Named<PathBuf>>,
     lost: RwLock<BTreeSet<u64>>,
+    /// Those of them of which it is not known that they are lost: they could not be looked at.
+    unseen: RwLock<BTreeSet<u64>>,
     any_lost: AtomicBool,
     unlisted: RwLock<Unlisted>,
     /// The backing store, if it has a note of this mount.
@@ -125,8 +127,21 @@ impl Troubles {
         self.any_lost.load(Ordering::Acquire) && !self.unlisted.read().parts.is_empty()
     }
 
-    pub(crate) fn set_lost(&self, lost: impl IntoIterator<Item = u64>) {
-        let lost: BTreeSet<u64> = lost.into_iter().collect();
+    /// Why nothing of a file can be had that is lost, or was not seen.
+    pub(crate) fn error_of(&self, ino: Ino) -> NodeError {
+        let unseen = self.unseen.read().contains(&ino.0) || self.unlisted.read().has(ino);
+        if unseen { NodeError::Unseen } else { NodeError::Lost }
+    }
+
+    pub(crate) fn set_lost(
+        &self,
+        lost: impl IntoIterator<Item = u64>,
+        unseen: impl IntoIterator<Item = u64>,
+    ) {
+        let mut lost: BTreeSet<u64> = lost.into_iter().collect();
+        let unseen: BTreeSet<u64> = unseen.into_iter().collect();
+        lost.extend(&unseen);
+        *self.unseen.write() = unseen;
         self.any_lost.store(!lost.is_empty(), Ordering::Release);
         *self.lost.write() = lost;
     }
@@ -135,6 +150,7 @@ impl Troubles {
     pub(crate) fn forget_lost(&self, ino: Ino) {
         if self.any_lost.load(Ordering::Acquire) {
             self.lost.write().remove(&ino.0);
+            self.unseen.write().remove(&ino.0);
             let mut unlisted = self.unlisted.write();
             if unlisted.has(ino) {
                 unlisted.settled.insert(ino.0);
@@ -142,9 +158,14 @@ impl Troubles {
         }
     }
 
-    /// The inodes of all lost files.
+    /// The inodes of all lost files, and of those that were not seen.
     pub(crate) fn lost(&self) -> Vec<u64> {
         self.lost.read().iter().copied().collect()
+    }
+
+    /// Of them, those that were not seen.
+    pub(crate) fn unseen(&self) -> Vec<u64> {
+        self.unseen.read().iter().copied().collect()
     }
 }
 
@@ -205,9 +226,20 @@ impl Residency {
 
     /// Dirty files of which nothing is left, by their paths.
     pub fn lost_files(&self) -> Named<Vec<u8>> {
-        let lost = self.troubles.lost();
-        let list = lost.iter().take(TOLD).map(|ino| self.path_of(Ino(*ino))).collect();
-        Named { files: lost.len() as u64, list }
+        let unseen = self.troubles.unseen();
+        let lost = self.troubles.lost().into_iter();
+        self.named(lost.filter(|ino| unseen.binary_search(ino).is_err()))
+    }
+
+    /// Files of which the start could not look at what there is, by their paths.
+    pub fn unseen_here(&self) -> Named<Vec<u8>> {
+        self.named(self.troubles.unseen())
+    }
+
+    /// Files by their paths; not those that were removed and have none any more.
+    fn named(&self, inos: impl IntoIterator<Item = u64>) -> Named<Vec<u8>> {
+        let paths = inos.into_iter().map(|ino| self.path_of(Ino(ino)));
+        Named::new(paths.filter(|path| !path.is_empty()))
     }
 
     /// Changes of names and attributes that were acknowledged here and are lost, as other nodes took
@@ -333,7 +365,8 @@ impl Residency {
     /// After all tiers and spill files were read: which dirty files have nothing left.
     pub(crate) fn find_lost(&self, evidence: &Evidence, spills: &HashSet<u64>) -> Result<()> {
         let unseen = evidence.unseen.iter().copied();
-        let mut lost: Vec<u64> = unseen.filter(|ino| !self.is_others(Ino(*ino))).collect();
+        let mut unseen: Vec<u64> = unseen.filter(|ino| !self.is_others(Ino(*ino))).collect();
+        let mut lost = Vec::new();
         let mut after = Seq(0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
@@ -353,28 +386,30 @@ impl Residency {
                 if evidence.unseen.contains(&ino.0) {
                     continue;
                 }
-                let nothing_left = match self.has_nothing_left(&record, evidence, spills) {
-                    Ok(nothing_left) => nothing_left,
+                match self.has_nothing_left(&record, evidence, spills) {
+                    Ok(false) => {}
+                    // It may be in a directory that can't be listed.
+                    Ok(true) if evidence.unlisted.contains(&part_of(ino.0)) => unseen.push(ino.0),
+                    Ok(true) => {
+                        tracing::error!(
+                            %ino,
+                            file = %String::from_utf8_lossy(&self.path_of(ino)),
+                            "the bytes of a dirty file are gone from the tiers: it reads as EIO until \
+                             you decide what becomes of it. `forebay fsck` says what can be done"
+                        );
+                        lost.push(ino.0);
+                    }
                     Err(error) => match error.of_one_file() {
                         Some(why) => {
                             tracing::error!(%ino, why, "the backing store does not say what it has");
-                            true
+                            unseen.push(ino.0);
                         }
                         None => return Err(error),
                     },
-                };
-                if nothing_left {
-                    tracing::error!(
-                        %ino,
-                        file = %String::from_utf8_lossy(&self.path_of(ino)),
-                        "the bytes of a dirty file are gone from the tiers: it reads as EIO until \
-                         you decide what becomes of it. `forebay fsck` says what can be done"
-                    );
-                    lost.push(ino.0);
                 }
             }
         }
-        self.troubles.set_lost(lost);
+        self.troubles.set_lost(lost, unseen);
         Ok(())
     }
 

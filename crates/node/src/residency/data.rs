@@ -112,7 +112,7 @@ impl Residency {
         let lacks_some = location.place.is_none() || record.spilled;
         if lacks_some && self.troubles.is_lost(file.ino) && !self.is_others(file.ino) {
             location.place = None;
-            return Err(crate::error::NodeError::Lost);
+            return Err(self.troubles.error_of(file.ino));
         }
         let emptied = record.is_dirty() && record.attr.size == 0;
         let has_version = record.backing.fingerprint.is_some();

@@ -34,8 +34,6 @@ const UNSETTLED: &str = "what was written to it is on the tier, and can't be not
 back";
 const UNSETTLED_ADVICE: &str =
     "Forebay tries it again every few seconds; see to what fails, and sync again";
-const LOST: &str =
-    "its bytes are lost, or can't be looked at: `forebay status` says what can be done";
 
 const REPAIR: &str = "`forebay umount --no-drain`, repair its file system, and mount again";
 
@@ -437,7 +435,7 @@ impl Writeback {
     /// Why no waiting brings a file to the backing store, if so.
     fn out_of_reach(&self, ino: Ino) -> Option<String> {
         if self.residency.troubles.is_lost(ino) {
-            return Some(LOST.into());
+            return Some(self.residency.troubles.error_of(ino).to_string());
         }
         let there = self.residency.residents.get(ino.0).filter(|resident| resident.dirty)?;
         let tier = usize::from(there.tier);
