@@ -100,6 +100,19 @@ fn tier_when_its_file_system_is_read_only_then_a_sync_names_its_files_and_ends()
     let (code, text) = scene.of_mount(&["umount"]);
     assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
     assert!(code == 4 && text.contains("first"), "{code} {text}");
+    let tells = |text: &str| {
+        text.contains(&format!("{}: its file system is read-only", scene.tier().display()))
+    };
+    let (code, text) = scene.try_to_mount();
+    assert!(code == 6 && tells(&text), "{code} {text}");
+    let (code, text) = scene.fsck(&[]);
+    let counts = text.contains("checked 3 objects") && text.contains("3 not yet in the backing");
+    assert!(code == 6 && tells(&text) && counts, "{code} {text}");
+    assert!(!text.contains("sets it aside") && !text.contains("are gone"), "{text}");
+    for how in ["--repair", "--rebuild"] {
+        let (code, text) = scene.fsck(&[how]);
+        assert!(code == 6 && tells(&text), "{how}: {code} {text}");
+    }
     scene.disk.repair(&scene.site);
     scene.mount();
     for name in NAMES {

@@ -18,7 +18,7 @@ use crate::attributes::Births;
 use crate::failpoints::fail_at;
 use crate::header::{HeaderFault, array_at, u32_at, u64_at};
 use crate::local::{LocalFile, retry, sync_by};
-use crate::ownership::make_own;
+use crate::ownership::{check_own, make_own};
 use crate::presence::MapFile;
 use crate::tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
 use crate::{
@@ -53,6 +53,8 @@ pub struct DirTier {
     fans: Vec<OnceLock<OwnedFd>>,
     tells_stores: bool,
     births: Births,
+    /// It is only looked at: its file system takes no changes.
+    only_looked_at: bool,
     /// Fan-out directories that have been opened, and perhaps made.
     fans_opened: Changes,
     /// Objects that were taken out of each fan-out directory.
@@ -116,27 +118,47 @@ impl DirTier {
     /// files in it, and a tier of a newer version. Takes no lock: see [`Tier::lock`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        make_dir(path)?;
-        let path = &std::fs::canonicalize(path).map_err(|e| StoreError::io("open", path, e))?;
-        let known = read_label(path)?;
-        let root = make_own(path)?;
-        let id = match known {
-            Some(id) => id,
-            None => format_tier(path, TierId(random()?))?,
+        let made = || {
+            make_dir(path)?;
+            let path = std::fs::canonicalize(path).map_err(|e| StoreError::io("open", path, e))?;
+            let known = read_label(&path)?;
+            let root = make_own(&path)?;
+            let id = match known {
+                Some(id) => id,
+                None => format_tier(&path, TierId(random()?))?,
+            };
+            let objects = open_objects(&root, &path)?;
+            Self::of(path, id, root, objects)
         };
-        let objects = open_objects(&root, path)?;
+        made().map_err(|error: StoreError| error.or_read_only(path))
+    }
+
+    /// Opens a tier whose file system takes no changes, to look at it.
+    ///
+    /// # Errors
+    /// [`StoreError::Foreign`] where there is none, and what the file system says.
+    pub fn open_to_look(path: &Path) -> Result<Self> {
+        let id = read_label(path)?.ok_or_else(|| StoreError::Foreign { path: path.to_owned() })?;
+        check_own(path)?;
+        let objects = open_dir(&path.join(OBJECTS))?;
+        let tier = Self::of(path.to_owned(), id, open_dir(path)?, objects)?;
+        Ok(Self { only_looked_at: true, ..tier })
+    }
+
+    fn of(path: PathBuf, id: TierId, root: OwnedFd, objects: OwnedFd) -> Result<Self> {
         let fans = (0..256).map(|_| OnceLock::new()).collect();
         let removals = (0..256).map(|_| Changes::default()).collect();
         let fans_opened = Changes::default();
-        let kind = fs::fstatfs(&objects).map_err(|e| StoreError::io("statfs", path, e))?.f_type;
+        let kind = fs::fstatfs(&objects).map_err(|e| StoreError::io("statfs", &path, e))?.f_type;
         let tells_stores = u64::try_from(kind).is_ok_and(|kind| TELLING.contains(&kind));
         Ok(Self {
-            path: path.clone(),
+            path,
             id,
             births: Births::of(&objects),
             root,
             objects,
             fans,
+            only_looked_at: false,
             fans_opened,
             removals,
             tells_stores,
@@ -179,7 +201,8 @@ impl DirTier {
 
     fn open_at(&self, ino: u64, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let dir = self.fan_dir(ino, flags.contains(OFlags::CREATE))?;
-        let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let how = if self.only_looked_at { OFlags::RDONLY } else { OFlags::RDWR };
+        let flags = flags | how | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         retry(|| fs::openat(dir, name, flags, OBJECT_MODE))
     }
 
@@ -431,9 +454,13 @@ impl Tier for DirTier {
     fn lock(&self) -> Result<TierLock> {
         let path = self.path.join(LOCK);
         let err = |operation, e| StoreError::io(operation, &path, e);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let how = match self.only_looked_at {
+            true => OFlags::RDONLY,
+            false => OFlags::RDWR | OFlags::CREATE,
+        };
+        let flags = how | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = retry(|| fs::openat(&self.root, LOCK, flags, OBJECT_MODE))
-            .map_err(|e| err("open", e.into()))?;
+            .map_err(|e| err("open", e.into()).or_read_only(&self.path))?;
         let file = File::from(fd);
         let begun = Instant::now();
         loop {
@@ -453,6 +480,9 @@ impl Tier for DirTier {
                 }
                 Err(e) => return Err(err("lock", e.into())),
             }
+        }
+        if self.only_looked_at {
+            return Ok(TierLock { fd: Some(file.into()) });
         }
         let pid = format!("{}\n", std::process::id());
         file.set_len(0)

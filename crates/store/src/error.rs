@@ -47,6 +47,15 @@ pub enum StoreError {
         /// Who can, and what to do.
         why: String,
     },
+    /// The file system of a tier, or of the state, takes no changes.
+    #[error(
+        "{}: its file system is read-only, mostly after an error of its device (`dmesg` says which): unmount that file system, check it (`fsck`, `xfs_repair`), mount it writable, and run this again. What is on it stays as it is",
+        path.display()
+    )]
+    ReadOnly {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The file system gives a file less room for extended attributes than a header takes.
     #[error(
         "{}: its file system has no room for extended attributes of {needed} bytes in a file (ext4 with blocks of 1 KiB has not): use one with blocks of 4 KiB (mkfs.ext4 -b 4096), XFS, Btrfs or tmpfs",
@@ -139,6 +148,15 @@ impl StoreError {
         Self::io(operation, path, io::Error::from_raw_os_error(errno))
     }
 
+    /// Of work in a directory of Forebay's own: that nothing can be changed there is its file system's trouble.
+    #[must_use]
+    pub fn or_read_only(self, dir: &Path) -> Self {
+        match self.errno() {
+            libc::EROFS => Self::ReadOnly { path: dir.to_owned() },
+            _ => self,
+        }
+    }
+
     /// Of a read: what the device can't read is damaged, and mended as such.
     #[must_use]
     pub(crate) fn or_damaged(self, what: &'static str) -> Self {
@@ -177,6 +195,7 @@ impl StoreError {
             Self::Foreign { .. } | Self::Version { .. } => libc::EINVAL,
             Self::SmallAttributes { .. } => libc::EOPNOTSUPP,
             Self::Untrusted { .. } => libc::EPERM,
+            Self::ReadOnly { .. } => libc::EROFS,
             Self::Damaged { .. } => libc::EIO,
             Self::Shrunk { .. } => libc::ESTALE,
             Self::Cancelled => libc::ECANCELED,

@@ -195,6 +195,7 @@ pub fn control_error(error: &NodeError) -> ControlError {
         NodeError::Store(
             StoreError::Foreign { .. }
             | StoreError::Untrusted { .. }
+            | StoreError::ReadOnly { .. }
             | StoreError::Version { .. }
             | StoreError::Damaged { .. },
         )

@@ -288,7 +288,16 @@ fn open_tiers(request: &CheckRequest, checked: &mut Checked) -> Result<Vec<(DirT
             }
             Err(error) => return Err(error.into()),
         }
-        let tier = DirTier::open(dir)?;
+        let tier = match DirTier::open(dir) {
+            // A look changes nothing.
+            Err(error @ StoreError::ReadOnly { .. })
+                if !(request.repair || request.rebuild || request.accept_loss) =>
+            {
+                checked.problem(false, error.to_string());
+                DirTier::open_to_look(dir)?
+            }
+            opened => opened?,
+        };
         let lock = tier.lock()?;
         tiers.push((tier, lock));
     }
@@ -316,6 +325,11 @@ pub(crate) fn open_meta(dir: &Path) -> Result<MetaStore> {
             "there is no metadata in {}: `forebay fsck --rebuild` makes it anew from the tiers",
             dir.display()
         )));
+    }
+    let is_read_only = rustix::fs::statvfs(dir)
+        .is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
+    if is_read_only {
+        return Err(StoreError::ReadOnly { path: dir.to_owned() }.into());
     }
     let engine =
         Embedded::open(dir, &EmbeddedOptions::default()).map_err(forebay_meta::Error::from)?;

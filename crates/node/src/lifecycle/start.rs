@@ -332,7 +332,7 @@ fn make_state_dir(config: &NodeConfig, tiers: &[TierSlot]) -> Result<PathBuf> {
         (None, Some(first)) => first.tier.path().join("state"),
         (None, None) => return Err(NodeError::Config("no tier".into())),
     };
-    drop(forebay_store::make_own(&dir)?);
+    drop(forebay_store::make_own(&dir).map_err(|error| error.or_read_only(&dir))?);
     Ok(dir)
 }
 
