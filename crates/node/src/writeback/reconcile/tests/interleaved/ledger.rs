@@ -158,6 +158,11 @@ impl Ledger {
         paths.iter().any(|path| book.may_be_of_others(path))
     }
 
+    /// Whether others have removed it, or it may go for another reason.
+    pub(super) fn is_excused(&self, bytes: &[u8]) -> bool {
+        self.0.lock().excused.contains(bytes)
+    }
+
     /// Workers have taken the last of something away that the program wrote: it had been written anew or
     /// removed here, or others have put it in place of what was.
     pub(super) fn taken_away(&self, node: &Node, bytes: &[u8], found: &forebay_store::Attributes) {
@@ -180,16 +185,18 @@ impl Ledger {
         book.excused.insert(bytes.to_vec());
     }
 
-    /// Each conflict of a life is near something that others did. They are not more than that, but where
-    /// a worker that failed or was killed has not shown what they made, and the program goes there again.
+    /// Each conflict of a life is near something that others did. Those in which nothing of the program is
+    /// kept are not more than that, unless what a worker has begun is begun again. (The program can give
+    /// a name again and again before what others made there shows, and has each of its files kept.)
     pub(super) fn look_at_conflicts(&self, node: &Node, scene: &Scene) {
         let book = self.0.lock();
-        let (count, conflicts) = node.writeback.conflicts();
-        for conflict in conflicts {
+        let (_, conflicts) = node.writeback.conflicts();
+        for conflict in &conflicts {
             let path = String::from_utf8_lossy(&conflict.path).into_owned();
             assert!(book.may_be_of_others(&path), "nobody else was there: {conflict:?}");
         }
         let may_repeat = book.was_cut || scene.faults > 0 || scene.kills > 0;
+        let count = conflicts.iter().filter(|conflict| conflict.ours.is_none()).count() as u64;
         assert!(may_repeat || count <= book.deeds, "{count} conflicts of {} changes", book.deeds);
     }
 
@@ -257,12 +264,12 @@ pub(super) fn is_mine(bytes: &[u8]) -> bool {
     bytes.starts_with(MINE.as_bytes())
 }
 
-/// What programs wrote and the store has, under whatever name.
+/// What the store has of files, under whatever name.
 fn files_of(root: &Path) -> HashSet<Vec<u8>> {
     let mut found = BTreeMap::new();
     add_names(root, root, &mut found);
     add_names(&root.join(".forebay"), root, &mut found);
-    found.into_values().map(|(_, bytes)| bytes).filter(|bytes| is_mine(bytes)).collect()
+    found.into_values().map(|(_, bytes)| bytes).filter(|bytes| !bytes.is_empty()).collect()
 }
 
 /// All that has a name in the store.

@@ -10,6 +10,9 @@ use crate::writeback::reconcile::is_own;
 /// What others write begins with this.
 pub(super) const OTHERS: &str = "others ";
 
+/// What the store has of files whose bytes tell who wrote them, by these.
+type Files = HashMap<Vec<u8>, forebay_store::Attributes>;
+
 /// Looks at the whole store before and after each operation of a worker that may take a name away.
 #[derive(Default)]
 pub(super) struct Witness {
@@ -17,7 +20,8 @@ pub(super) struct Witness {
     root: PathBuf,
     store: Option<Arc<dyn BackingStore>>,
     ledger: Arc<Ledger>,
-    there: Mutex<HashMap<Vec<u8>, forebay_store::Attributes>>,
+    /// What was there before the operation in hand, by whose it is: others go on in the middle of one.
+    there: Mutex<HashMap<&'static str, Files>>,
 }
 
 impl Witness {
@@ -36,13 +40,14 @@ impl Witness {
 
     fn takes_names(operation: Operation) -> bool {
         use Operation::{Commit, Limbo, Remove, Rename};
-        ROLE.get().starts_with("worker") && [Commit, Limbo, Remove, Rename].contains(&operation)
+        (ROLE.get().starts_with("worker") || ROLE.get() == "drain")
+            && [Commit, Limbo, Remove, Rename].contains(&operation)
     }
 
     pub(super) fn before(&self, operation: Operation) {
         if Self::takes_names(operation) {
             let there = self.files_of_all();
-            *self.there.lock() = there;
+            self.there.lock().insert(ROLE.get(), there);
         }
     }
 
@@ -51,13 +56,21 @@ impl Witness {
         if !Self::takes_names(operation) {
             return;
         }
-        let before = std::mem::take(&mut *self.there.lock());
+        let mut all = self.there.lock();
+        let before = all.remove(ROLE.get()).unwrap_or_default();
         if before.is_empty() {
             return;
         }
         let now = self.files_of_all();
         let Some(node) = self.node.lock().upgrade() else { return };
         for (bytes, found) in before.iter().filter(|(bytes, _)| !now.contains_key(*bytes)) {
+            // Each loss is one worker's, or that of others.
+            for there in all.values_mut() {
+                there.remove(bytes);
+            }
+            if self.ledger.is_excused(bytes) {
+                continue;
+            }
             if is_mine(bytes) {
                 self.ledger.taken_away(&node, bytes, found);
                 continue;
@@ -70,7 +83,7 @@ impl Witness {
         }
     }
 
-    fn files_of_all(&self) -> HashMap<Vec<u8>, forebay_store::Attributes> {
+    fn files_of_all(&self) -> Files {
         let mut files = HashMap::new();
         if let Some(store) = &self.store {
             add_files(store, &store.root(), &self.root, &mut files);
@@ -83,7 +96,7 @@ fn add_files(
     store: &Arc<dyn BackingStore>,
     dir: &forebay_store::Dir,
     path: &Path,
-    files: &mut HashMap<Vec<u8>, forebay_store::Attributes>,
+    files: &mut Files,
 ) {
     for entry in fs::read_dir(path).expect("a directory").flatten() {
         let (path, name) = (entry.path(), entry.file_name());
