@@ -1,6 +1,7 @@
 //! Clean implies equal: whatever a mount says is clean has every byte in the backing store, at every
 //! step of the random suites, on tiers whose file systems tell of every store and on those that do not.
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use rustix::fs::{fsync, futimens, stat};
 
 const PAGE: usize = 4096;
 const MODES: [Passthrough; 3] = [Passthrough::Off, Passthrough::Read, Passthrough::ReadWrite];
-const TIER_BYTES: u64 = 256 << 20;
+const MIB: u64 = 1 << 20;
+const TIER_BYTES: u64 = 256 * MIB;
 
 /// Where tiers lie: a directory in memory, or an ext4 on a loop device.
 struct Place {
@@ -89,11 +91,22 @@ fn mounted(
     passthrough: Passthrough,
     writeback: &str,
 ) -> (ForebayMount, tempfile::TempDir) {
+    mounted_on(place, passthrough, writeback, &[TIER_BYTES])
+}
+
+/// A mount with tiers of these sizes, and the directory of them all.
+fn mounted_on(
+    place: &Place,
+    passthrough: Passthrough,
+    writeback: &str,
+    sizes: &[u64],
+) -> (ForebayMount, tempfile::TempDir) {
     let dir = tempfile::Builder::new().prefix("tier-").tempdir_in(&place.dir).unwrap();
+    let tier = |(number, size): (usize, &u64)| (dir.path().join(format!("tier{number}")), *size);
     let options = MountOptions {
         passthrough: Some(passthrough),
         writeback: Some(writeback.into()),
-        tiers: vec![(dir.path().join("tier"), TIER_BYTES)],
+        tiers: sizes.iter().enumerate().map(tier).collect(),
         ..MountOptions::default()
     };
     let mount = ForebayMount::new(options).unwrap_or_else(|error| panic!("{error}"));
@@ -109,11 +122,20 @@ fn said(found: &serde_json::Value) -> (bool, PathBuf) {
 /// A worker that moves what is above a file has noted its new place, and is there in a moment.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
 
+/// Whether names are in the backing store what they are on the mount.
+#[derive(Clone, Copy, PartialEq)]
+enum Names {
+    /// Or not there at all.
+    Same,
+    /// They are written back later: an empty file may not be there yet, and another one under its name.
+    Behind,
+}
+
 /// The first of some files that is clean and differs from the backing store. What is found twice was
 /// not renamed or written back in between; where nothing is found, somebody may be moving it.
-fn differing(mount: &ForebayMount, files: &[(PathBuf, Vec<u8>)]) -> Outcome {
-    // An empty one may not be there yet, and another one under its name: names are written back later.
-    let mut suspects: Vec<_> = files.iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
+fn differing(mount: &ForebayMount, files: &[(PathBuf, Vec<u8>)], names: Names) -> Outcome {
+    let is_told = |bytes: &[u8]| names == Names::Same || !bytes.is_empty();
+    let mut suspects: Vec<_> = files.iter().filter(|(_, bytes)| is_told(bytes)).collect();
     let mut what = String::new();
     let (begun, mut looks) = (Instant::now(), 0);
     while looks < 2 {
@@ -126,7 +148,12 @@ fn differing(mount: &ForebayMount, files: &[(PathBuf, Vec<u8>)]) -> Outcome {
         for (suspect, found) in suspects.into_iter().zip(&found) {
             let (clean, below) = said(found);
             let read = std::fs::read(&below);
-            let same = read.as_ref().is_ok_and(|bytes| *bytes == suspect.1);
+            let is_absent = matches!(&read, Err(error) if error.kind() == ErrorKind::NotFound);
+            let same = match &read {
+                Ok(bytes) => *bytes == suspect.1,
+                // A new one.
+                Err(_) => is_absent && suspect.1.is_empty(),
+            };
             if clean && !same {
                 differ.push(suspect);
                 absent |= read.is_err();
@@ -157,27 +184,57 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Runs fsx, and looks at what counts as clean after each of so many steps. Its file has the one name.
+fn look_at_fsx(mount: &ForebayMount, count: usize, max_len: u64, each: usize) -> Outcome {
+    let look = |index: usize, op: fsx::Op, path: &Path, content: &[u8]| {
+        let is_rest = matches!(op, fsx::Op::Rest { .. });
+        if is_rest && index.is_multiple_of(2) {
+            mount.sync(mount.mountpoint())?;
+        }
+        if is_rest || index.is_multiple_of(each) {
+            differing(mount, &[(path.to_owned(), content.to_vec())], Names::Same)?;
+        }
+        if is_rest && index.is_multiple_of(3) {
+            mount.evict(path)?;
+        }
+        Ok(())
+    };
+    fsx::run_with(mount.dir(), seed_from_env("FOREBAY_SEED"), count, max_len, look)
+}
+
 #[test]
 fn fsx_when_looked_at_after_every_step_then_clean_implies_equal() {
     let _alone = alone();
     for place in Place::all() {
         for passthrough in MODES {
             let (mut mount, _dir) = mounted(&place, passthrough, "20ms");
-            let look = |index: usize, op: fsx::Op, path: &Path, content: &[u8]| {
-                if matches!(op, fsx::Op::Rest { .. }) && index.is_multiple_of(2) {
-                    mount.sync(mount.mountpoint())?;
-                }
-                differing(&mount, &[(path.to_owned(), content.to_vec())])?;
-                if matches!(op, fsx::Op::Rest { .. }) && index.is_multiple_of(3) {
-                    mount.evict(path)?;
-                }
-                Ok(())
-            };
-            fsx::run_with(mount.dir(), seed_from_env("FOREBAY_SEED"), 500, 300_000, look)
+            look_at_fsx(&mount, 500, 300_000, 1)
                 .unwrap_or_else(|failure| panic!("{} on {place}: {failure}", mount.name()));
             mount.unmount().unwrap();
         }
     }
+}
+
+/// Looks at mounts of tiers that do not hold what is written, one or two of so many units: files are partly
+/// resident, spilled, demoted and evicted all the time.
+fn with_small_tiers(unit: u64, look: impl Fn(&ForebayMount) -> Outcome) {
+    for (number, place) in Place::all().into_iter().enumerate() {
+        for (mode, passthrough) in MODES.into_iter().enumerate() {
+            let sizes =
+                if (number + mode) % 2 == 0 { vec![2 * unit] } else { vec![unit, 2 * unit] };
+            let (mut mount, _dir) = mounted_on(&place, passthrough, "20ms", &sizes);
+            look(&mount).unwrap_or_else(|failure| {
+                panic!("{} {sizes:?} on {place}: {failure}", mount.name())
+            });
+            mount.unmount().unwrap();
+        }
+    }
+}
+
+#[test]
+fn fsx_when_its_file_is_larger_than_the_tiers_then_clean_implies_equal() {
+    let _alone = alone();
+    with_small_tiers(MIB, |mount| look_at_fsx(mount, 250, 6 * MIB, 10));
 }
 
 /// The regular files of a tree and what they hold.
@@ -200,37 +257,49 @@ fn changes(op: model::Op) -> bool {
     !matches!(op, Fstat { .. } | Readdir { .. } | Readlink { .. } | Stat { .. } | User { .. })
 }
 
+/// Runs the model, and looks at what counts as clean after each of so many steps.
+fn look_at_model(mount: &ForebayMount, count: usize, each: usize) -> Outcome {
+    let reference = NativeDir::on_disk().unwrap();
+    let look = |index: usize, op: model::Op, root: &Path| {
+        let is_turn = index % 40 == 39;
+        if !changes(op) || !is_turn && !index.is_multiple_of(each) {
+            return Ok(());
+        }
+        let mut names = Names::Behind;
+        if is_turn {
+            // Much of it is clean from here on, and some is only in the backing store.
+            mount.sync(mount.mountpoint())?;
+            names = Names::Same;
+        }
+        let mut files = Vec::new();
+        files_below(root, &mut files);
+        differing(mount, &files, names)?;
+        if is_turn && let Some((path, _)) = files.get(index / 40 % files.len().max(1)) {
+            mount.evict(path)?;
+        }
+        Ok(())
+    };
+    let seed = seed_from_env("FOREBAY_SEED");
+    model::run_with(mount.dir(), reference.dir(), seed, count, look)
+}
+
 #[test]
 fn model_when_looked_at_after_every_step_then_clean_implies_equal() {
     let _alone = alone();
     for place in Place::all() {
         for passthrough in MODES {
             let (mut mount, _dir) = mounted(&place, passthrough, "20ms");
-            let reference = NativeDir::on_disk().unwrap();
-            let look = |index: usize, op: model::Op, root: &Path| {
-                if !changes(op) {
-                    return Ok(());
-                }
-                if index % 40 == 39 {
-                    // Much of it is clean from here on, and some is only in the backing store.
-                    mount.sync(mount.mountpoint())?;
-                }
-                let mut files = Vec::new();
-                files_below(root, &mut files);
-                differing(&mount, &files)?;
-                if index % 40 == 39
-                    && let Some((path, _)) = files.get(index / 40 % files.len().max(1))
-                {
-                    mount.evict(path)?;
-                }
-                Ok(())
-            };
-            let seed = seed_from_env("FOREBAY_SEED");
-            model::run_with(mount.dir(), reference.dir(), seed, 600, look)
+            look_at_model(&mount, 600, 1)
                 .unwrap_or_else(|failure| panic!("{} on {place}: {failure}", mount.name()));
             mount.unmount().unwrap();
         }
     }
+}
+
+#[test]
+fn model_when_the_tiers_are_small_then_clean_implies_equal() {
+    let _alone = alone();
+    with_small_tiers(300 << 10, |mount| look_at_model(mount, 250, 20));
 }
 
 /// A file of the backing store, older than a second.
