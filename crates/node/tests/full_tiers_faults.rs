@@ -290,6 +290,7 @@ fn round(point: &str, skipped: u64, seed: u64) -> bool {
     rig.drain();
     assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}");
     drained(&rig, &seen, &what);
+    sound(&mut rig, &what);
     died
 }
 
@@ -326,6 +327,14 @@ fn look(rig: &Rig, before: &Model, after: &Model, what: &str) -> BTreeMap<u64, V
         seen.extend(content.map(|content| (name, content)));
     }
     seen
+}
+
+/// Nor does the check find anything, once the daemon has ended: no problem, and nothing set aside.
+fn sound(rig: &mut Rig, what: &str) {
+    rig.node.take().unwrap().stop(Duration::from_secs(10));
+    let checked = rig.check(false);
+    assert_eq!(checked.problems, 0, "{what}: {:?}", checked.details);
+    assert!(checked.set_aside.is_empty(), "{what}: {:?}", checked.set_aside);
 }
 
 /// The backing store has just that, and nothing else.
