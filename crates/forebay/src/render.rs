@@ -263,6 +263,33 @@ fn why(error: Option<&str>) -> String {
     error.map(|error| format!(": {}", one_line(error))).unwrap_or_default()
 }
 
+/// The first of some paths, a line each.
+fn rows(paths: &[WirePath], line: Line<'_>) {
+    for path in paths.iter().take(ROWS_MAX) {
+        line(format_args!("               {path}"));
+    }
+}
+
+/// Files of which nothing is left, and those that could not be looked at.
+fn gone_or_unseen(status: &Status, line: Line<'_>) {
+    if status.lost.files > 0 {
+        line(format_args!(
+            "  lost         {} files were written and nothing is left of them; `forebay fsck` says more",
+            format_count(status.lost.files)
+        ));
+        rows(&status.lost.list, line);
+    }
+    if status.unseen.files > 0 {
+        line(format_args!(
+            "  unseen       {} files could not be looked at, for want of a right or of an answer of their \
+             device; see to that, then unmount with --no-drain and mount again. Nothing says that they \
+             are lost",
+            format_count(status.unseen.files)
+        ));
+        rows(&status.unseen.list, line);
+    }
+}
+
 fn troubles(status: &Status, line: Line<'_>) {
     if status.errors > 0 {
         let errors = format_count(status.errors);
@@ -275,26 +302,7 @@ fn troubles(status: &Status, line: Line<'_>) {
             status.backing
         ));
     }
-    if status.lost.files > 0 {
-        line(format_args!(
-            "  lost         {} files were written and nothing is left of them; `forebay fsck` says more",
-            format_count(status.lost.files)
-        ));
-        for path in status.lost.list.iter().take(ROWS_MAX) {
-            line(format_args!("               {path}"));
-        }
-    }
-    if status.unseen.files > 0 {
-        line(format_args!(
-            "  unseen       {} files could not be looked at, for want of a right or of an answer of their \
-             device; see to that, then unmount with --no-drain and mount again. Nothing says that they \
-             are lost",
-            format_count(status.unseen.files)
-        ));
-        for path in status.unseen.list.iter().take(ROWS_MAX) {
-            line(format_args!("               {path}"));
-        }
-    }
+    gone_or_unseen(status, line);
     let lost = &status.lost_changes;
     if lost.changes > 0 {
         line(format_args!(
@@ -303,18 +311,14 @@ fn troubles(status: &Status, line: Line<'_>) {
             format_count(lost.changes),
             lost.kept
         ));
-        for path in lost.paths.iter().take(ROWS_MAX) {
-            line(format_args!("               {path}"));
-        }
+        rows(&lost.paths, line);
     }
     if status.set_aside.files > 0 {
         line(format_args!(
             "  set aside    {} damaged or unknown files, for you to look at",
             format_count(status.set_aside.files)
         ));
-        for path in status.set_aside.list.iter().take(ROWS_MAX) {
-            line(format_args!("               {path}"));
-        }
+        rows(&status.set_aside.list, line);
     }
     if !status.conflicts.is_empty() {
         let count = status.conflict_count.max(status.conflicts.len() as u64);

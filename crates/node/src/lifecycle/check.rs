@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Record};
 use forebay_store::recover::{self, Class, Finding};
@@ -24,7 +25,6 @@ use crate::residency::doubt;
 use crate::residency::left_behind::LeftBehind;
 use crate::residency::removals::noted_removals;
 use crate::residency::synced::is_cut;
-use crate::writeback::parked;
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -152,13 +152,25 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         check.checked.set_aside.extend(aside.into_iter().map(|aside| aside.path));
     }
     let Check { checked, seen, .. } = check;
+    accept_members(request, &meta, &state_dir, &tiers, &seen)?;
+    meta.sync()?;
+    Ok(checked)
+}
+
+/// With what is lost, the tiers that are named are those of the mount from now on.
+fn accept_members(
+    request: &CheckRequest,
+    meta: &MetaStore,
+    state_dir: &Path,
+    tiers: &[DirTier],
+    seen: &Seen,
+) -> Result<()> {
     if request.accept_loss {
         let backing = seen.store().map(Path::to_owned).unwrap_or_default();
         let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
-        members::note(&meta, &state_dir, &backing, None, &all, members::StoreHas::NotKnown)?;
+        members::note(meta, state_dir, &backing, None, &all, members::StoreHas::NotKnown)?;
     }
-    meta.sync()?;
-    Ok(checked)
+    Ok(())
 }
 
 /// Gives up tiers of which nothing is left in their places but the backing store's note. Whether there
@@ -574,6 +586,38 @@ impl Check<'_> {
         );
     }
 
+    /// The record of an object's file, if that is known; else what there is to say has been said.
+    fn record_of(&mut self, ino: Ino, header: &Header) -> Result<Option<Arc<Record>>> {
+        let path = header.path.to_string_lossy();
+        match self.meta.get(ino) {
+            Ok(record) => return Ok(Some(record)),
+            // A copy; or one that was removed from the namespace, and the daemon ended before it was from
+            // the tier.
+            Err(forebay_meta::Error::Stale(_))
+                if !header.dirty || self.removed.contains(&ino.0) =>
+            {
+                self.checked.leftovers += 1;
+            }
+            Err(forebay_meta::Error::Stale(_)) => {
+                // The namespace was lost, or a part of it, or it is new and this was not there to be seen.
+                let why = match self.recovered {
+                    true => "and the index does not know it. The next mount sets it aside:",
+                    false => "but the metadata was lost:",
+                };
+                self.checked.problem(
+                    false,
+                    format!("object {ino} ({path}) is newer than the backing store {why} `forebay fsck --rebuild` brings it back"),
+                );
+            }
+            // Named with the namespace. Its object may be all that there is.
+            Err(forebay_meta::Error::Corrupt { .. }) => {
+                self.damaged.insert(ino.0);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(None)
+    }
+
     fn sound_object(
         &mut self,
         tier: &DirTier,
@@ -592,36 +636,7 @@ impl Check<'_> {
         };
         self.checked.bytes += object.allocated_bytes().unwrap_or(0);
         self.checked.dirty += u64::from(header.dirty);
-        let record = match self.meta.get(ino) {
-            Ok(record) => record,
-            Err(forebay_meta::Error::Stale(_)) if !header.dirty => {
-                self.checked.leftovers += 1;
-                return Ok(None);
-            }
-            Err(forebay_meta::Error::Stale(_)) if self.removed.contains(&ino.0) => {
-                // Removed from the namespace, and the daemon ended before it was from the tier.
-                self.checked.leftovers += 1;
-                return Ok(None);
-            }
-            Err(forebay_meta::Error::Stale(_)) => {
-                // The namespace was lost, or a part of it, or it is new and this was not there to be seen.
-                let why = match self.recovered {
-                    true => "and the index does not know it. The next mount sets it aside:",
-                    false => "but the metadata was lost:",
-                };
-                self.checked.problem(
-                    false,
-                    format!("object {ino} ({path}) is newer than the backing store {why} `forebay fsck --rebuild` brings it back"),
-                );
-                return Ok(None);
-            }
-            // Named with the namespace. Its object may be all that there is.
-            Err(forebay_meta::Error::Corrupt { .. }) => {
-                self.damaged.insert(ino.0);
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let Some(record) = self.record_of(ino, header)? else { return Ok(None) };
         // One that an earlier start has not judged is judged as by that: so does the next one.
         let trust = match self.left_behind.unseen.has_object(ino, tier) {
             true => Trust::default(),
@@ -703,66 +718,6 @@ impl Check<'_> {
         let Some(backing) = self.seen.store() else { return Ok(None) };
         let owner = self.tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
         Ok(Some(DirBacking::open(backing, &owner)?))
-    }
-
-    /// What stands in limbo and no record says so.
-    fn limbo(&mut self) -> Result<()> {
-        let Some(backing) = self.backing()? else { return Ok(()) };
-        for stray in parked::strays(self.meta, &backing)? {
-            let name = backing.parked_name(stray.ino.0);
-            let what = format!(
-                ".forebay/limbo/{}: no file of the index is known to have it; the next mount, or \
-                 `fsck --repair`, sees to it or sets it aside",
-                name.display()
-            );
-            if self.repairs() {
-                parked::settle(self.meta, &backing, &stray)?;
-            }
-            self.checked.problem(self.repairs(), what);
-        }
-        Ok(())
-    }
-
-    /// Spill files that the namespace does not know.
-    fn spill_files(&mut self) -> Result<()> {
-        let Some(backing) = self.backing()? else { return Ok(()) };
-        for ino in backing.list_spills()? {
-            let record = match self.meta.get(Ino(ino)) {
-                Ok(record) if record.spilled => record,
-                Ok(_) | Err(forebay_meta::Error::Stale(_)) => {
-                    // The next mount tells whether it is the rest of something.
-                    self.checked.leftovers += 1;
-                    continue;
-                }
-                Err(forebay_meta::Error::Corrupt { .. }) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let trust = match self.left_behind.unseen.has_spill(Ino(ino)) {
-                true => Trust::default(),
-                false => self.trusted.spills,
-            };
-            let map = backing.open_spill_map(ino, trust.believed());
-            let opened = map.and_then(|_| backing.open_spill(ino));
-            if let Err(error) = &opened
-                && error.is_no_answer()
-            {
-                self.spills.insert(ino);
-                let path = path_of(self.meta, Ino(ino));
-                self.checked.problem(false, format!("the spill file of {path} can't be looked at: {error}. It stays where it is; see to that and run this again"));
-            } else if let Err(error) = opened {
-                self.unusable_spills.insert(ino, error.to_string());
-            } else if let Ok(Some(spill)) = opened {
-                let counts = trust.lengths && !self.usable.contains(&ino);
-                let cut = record.is_dirty() && spill.file().len()? < record.attr.size;
-                if counts && cut {
-                    self.unusable_spills.insert(ino, "its end is missing".into());
-                } else {
-                    self.spills.insert(ino);
-                }
-            }
-        }
-        self.checked.set_aside.extend(backing.list_set_aside()?);
-        Ok(())
     }
 }
 

@@ -142,15 +142,7 @@ impl Node {
             });
         });
         handed_over.set_ids = self.watched_set_ids(&handed_over.handles);
-        self.names.removed_inodes.for_each(|ino, attr| {
-            handed_over.removed_inodes.push(RemovedInode::new(ino, attr));
-        });
-        for removed_inodes in &mut handed_over.removed_inodes {
-            let xattrs =
-                self.names.removed_inodes.xattrs(Ino(removed_inodes.ino)).unwrap_or_default();
-            removed_inodes.xattrs =
-                xattrs.into_iter().flat_map(|(name, value)| [name, value]).collect();
-        }
+        handed_over.removed_inodes = self.removed_inodes();
         if let Some(log) = &self.residency.event_log {
             log.write_out();
         }
@@ -161,6 +153,17 @@ impl Node {
         handed_over.waiters = self.cluster().map_or(0, Cluster::hand_waiters_on);
         self.let_go_of_state();
         Ok(handed_over)
+    }
+
+    /// Files that were removed and are still open.
+    fn removed_inodes(&self) -> Vec<RemovedInode> {
+        let mut removed = Vec::new();
+        self.names.removed_inodes.for_each(|ino, attr| removed.push(RemovedInode::new(ino, attr)));
+        for inode in &mut removed {
+            let xattrs = self.names.removed_inodes.xattrs(Ino(inode.ino)).unwrap_or_default();
+            inode.xattrs = xattrs.into_iter().flat_map(|(name, value)| [name, value]).collect();
+        }
+        removed
     }
 
     /// As [`Node::stop`] of a node that has gone on where another one ended, and can't serve: its files are

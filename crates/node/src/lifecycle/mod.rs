@@ -40,6 +40,7 @@ pub(crate) mod admission;
 pub(crate) mod check;
 pub(crate) mod check_cluster;
 mod check_lost;
+mod check_store;
 pub(crate) mod former;
 pub(crate) mod hand_over;
 pub(crate) mod members;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use forebay_meta::{Link, Record, Seq};
 use forebay_store::tier::part_of;
@@ -318,6 +319,26 @@ impl Node {
         }
     }
 
+    /// The record of an object's file; if there is none, what becomes of the object.
+    fn known_or_fate(
+        &self,
+        ino: Ino,
+        header: &Header,
+        evidence: &Evidence,
+    ) -> Result<std::result::Result<Arc<Record>, Fate>> {
+        Ok(match self.meta.get(ino) {
+            Ok(record) if !is_removed(&record) => Ok(record),
+            Err(forebay_meta::Error::Stale(_))
+                if header.dirty && !evidence.removed.contains(&ino.0) =>
+            {
+                let path = header.path.display();
+                Err(Fate::SetAside(format!("the index does not know its file, {path}")))
+            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => Err(Fate::Removed),
+            Err(error) => return Err(error.into()),
+        })
+    }
+
     /// One object: what it is to the namespace, and what becomes of it.
     fn fate_of_object(
         &self,
@@ -342,16 +363,9 @@ impl Node {
             Err(error) if error.is_no_answer() => return Ok(Fate::Unseen(error.to_string())),
             Err(error) => return self.fate_without_header(index, ino, &error, evidence),
         };
-        let record = match self.meta.get(ino) {
-            Ok(record) if !is_removed(&record) => record,
-            Err(forebay_meta::Error::Stale(_))
-                if header.dirty && !evidence.removed.contains(&ino.0) =>
-            {
-                let path = header.path.display();
-                return Ok(Fate::SetAside(format!("the index does not know its file, {path}")));
-            }
-            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(Fate::Removed),
-            Err(error) => return Err(error.into()),
+        let record = match self.known_or_fate(ino, &header, evidence)? {
+            Ok(record) => record,
+            Err(fate) => return Ok(fate),
         };
         let record = self.residency.as_seen_here(&record);
         let looked = self.standing(index, &header, &record);

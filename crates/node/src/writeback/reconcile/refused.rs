@@ -155,10 +155,10 @@ impl Writeback {
             drop(refused);
             match what == BYTES {
                 true => {
-                    tracing::warn!(%ino, %error, "a tier does not give the bytes of a file: they wait there")
+                    tracing::warn!(%ino, %error, "a tier does not give the bytes of a file: they wait there");
                 }
                 false => {
-                    tracing::warn!(%ino, what, %error, "the backing store does not take this: it is kept here")
+                    tracing::warn!(%ino, what, %error, "the backing store does not take this: it is kept here");
                 }
             }
         }
