@@ -186,6 +186,35 @@ fn file_replaced_without_a_sync_when_one_of_both_has_two_names_and_the_machine_s
     }
 }
 
+/// The old file or the new one is seen, and not what the new one was before, of which nobody knows under this
+/// name.
+#[test]
+fn file_written_anew_since_its_write_back_when_it_replaces_another_and_the_machine_stops_then_old_or_new()
+ {
+    for is_moved in [false, true] {
+        let mut rig = rig();
+        let first: &[u8] = if is_moved { b"first" } else { b"file.new" };
+        rig.put(std::str::from_utf8(first).unwrap(), &noise(3, V1));
+        rig.drain();
+        if is_moved {
+            let names = [first, b"file.new"].map(|name| NameIn::new(Ino::ROOT, name));
+            rig.node().rename(&CONTEXT, names[0], names[1], 0).unwrap();
+        }
+        let fh = rig.open("file.new", libc::O_RDWR | libc::O_TRUNC);
+        rig.write(fh, 0, &noise(2, V2));
+        rig.node().release(fh);
+        replace(&rig);
+        power_cut_unless_synced(&mut rig, V2);
+        for drained in [false, true] {
+            let shown = rig.get("file");
+            let whole = shown == noise(1, V1) || shown == noise(2, V2);
+            assert!(whole, "{} bytes, moved: {is_moved}, drained: {drained}", shown.len());
+            rig.drain();
+        }
+        assert!(rig.plain("file") == rig.get("file"));
+    }
+}
+
 /// What replaced the old file was durable: not the old one comes back, but what the other was before.
 #[test]
 fn file_moved_over_another_and_written_anew_when_the_machine_stops_then_its_own_version_stays() {

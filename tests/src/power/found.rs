@@ -39,6 +39,13 @@ pub fn all() -> Vec<Case> {
             cases.push(replaced_by_one_of_two_names(second, cut));
         }
     }
+    for passthrough in ["off", "readwrite"] {
+        for cut in [&["tier0"], TIERS, &DISKS] {
+            let mut case = moved_since_it_was_written_back(passthrough, cut);
+            case.always = passthrough == "readwrite" && cut == TIERS;
+            cases.push(case);
+        }
+    }
     cases.push(written_back_in_place());
     cases.extend(names_and_attributes());
     cases
@@ -121,6 +128,25 @@ fn exchanged_after_a_replacement(passthrough: &'static str, cut: &'static [&'sta
     let ops = [drained(&one, 8), drained(&other, 6), vec![new, replace, exchange, beside]];
     let what = "an unsynced file that has replaced a known one, exchanged for another";
     Case::new(what, MountSettings::of(passthrough, "1h"), ops.concat(), cut)
+}
+
+/// A file that the backing store has under an earlier name is written anew, and takes the name of another one.
+fn moved_since_it_was_written_back(
+    passthrough: &'static str,
+    cut: &'static [&'static str],
+) -> Case {
+    let (name, other, old) = ("file".to_string(), "other".to_string(), "old".to_string());
+    let moved =
+        |from: &String, to: &String| Op::Move { from: from.clone(), to: to.clone(), dir: true };
+    let ops = vec![
+        moved(&other, &name),
+        write_version(&name, 2, (0, 6), Sync::None).emptying(),
+        moved(&name, &old),
+    ];
+    let ops = [drained(&old, 8), drained(&other, 4), ops].concat();
+    let what =
+        "a file that was moved since it was written back, written anew and moved over another";
+    Case::new(what, MountSettings::of(passthrough, "1h"), ops, cut)
 }
 
 /// A file that the backing store has takes the name of another one, and is written anew after that.

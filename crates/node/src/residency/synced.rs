@@ -138,7 +138,7 @@ enum Readiness {
 /// What a file has got since it was synced last.
 #[derive(PartialEq, Eq)]
 enum SinceSync {
-    /// An end, or bytes where there was a hole.
+    /// An end, or bytes where there was a hole, or all that it has.
     Grown,
     /// No more than it had then.
     Same,
@@ -477,7 +477,7 @@ impl Residency {
         if !kept {
             return Ok(Readiness::Unsynced);
         }
-        Ok(match self.changed_since_a_sync(context, source.ino)? {
+        Ok(match self.changed_since_a_sync(context, source)? {
             SinceSync::Grown => Readiness::Unsynced,
             SinceSync::Same => Readiness::Durable,
             SinceSync::Unknown => Readiness::Guarded,
@@ -539,8 +539,11 @@ impl Residency {
 
     /// Whether a file that counts after a crash of the machine, as it was synced once, would lack what it
     /// has got since: an end, also in place of one that was cut off, or bytes where there was a hole. Nobody
-    /// could tell then that it is less than it was, and that what it has replaced is to come back.
-    fn changed_since_a_sync(&self, context: &Context, ino: Ino) -> Result<SinceSync> {
+    /// could tell then that it is less than it was, and that what it has replaced is to come back. Nor where
+    /// it was emptied since the backing store got a version of it: it would be that again.
+    fn changed_since_a_sync(&self, context: &Context, source: &Record) -> Result<SinceSync> {
+        let (ino, known) = (source.ino, [source.backing.fingerprint, source.backing.pending]);
+        let has_version = known.into_iter().flatten().any(|version| version.size > 0);
         let changed = self.look_where(context, ino, |location| {
             let Some(place) = &location.place else { return Ok(SinceSync::Unknown) };
             let (header, len) = (place.object.header()?, place.object.len()?);
@@ -549,8 +552,10 @@ impl Residency {
                 true => self.may_be_synced_unseen(ino, place),
                 false => header.synced || header.covered,
             };
+            let was_emptied = !header.synced && (!header.covered || by_kernel);
             Ok(match header.dirty && counts && len > header.size {
                 true => SinceSync::Grown,
+                false if header.dirty && has_version && was_emptied => SinceSync::Grown,
                 false if header.dirty && header.synced => SinceSync::Same,
                 false => SinceSync::Unknown,
             })
