@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use cases::{Case, When};
 use oracle::{BLOCK, Below, Oracle};
 use points::{Stand, Stood};
+pub use site::Kinds;
 use site::{Layout, MountSettings, Site};
 use work::{Held, LARGE_BLOCKS, Op};
 
@@ -95,6 +96,7 @@ struct Run {
     stamp: u64,
     settings: MountSettings,
     layout: Layout,
+    kinds: Kinds,
     /// The fail points at one of which the daemon is to stand when the power fails; none: at any time.
     points: Vec<String>,
     tally: Tally,
@@ -107,6 +109,19 @@ pub struct Choice {
     pub most: usize,
     /// Only those whose description contains all of these words, each of them, and no others.
     pub only: Vec<String>,
+    /// On what disks.
+    pub kinds: Kinds,
+}
+
+/// How the power is cut at random times.
+#[derive(Clone, Copy, Debug)]
+pub struct Cuts {
+    /// As often.
+    pub count: usize,
+    /// While the daemon stands at a fail point, as far as it comes to the one that is drawn.
+    pub at_points: bool,
+    /// Below what disks.
+    pub kinds: Kinds,
 }
 
 /// Cuts the power once after each of a number of things that were once forgotten, or could be. The seed
@@ -135,7 +150,7 @@ pub fn known_cases(seed: u64, choice: &Choice) -> Outcome {
     for case in chosen {
         let began = Instant::now();
         let told = case.told();
-        let mut run = Run::new(&mut random, case.layout)?;
+        let mut run = Run::new(&mut random, case.layout, choice.kinds)?;
         run.tally = tally;
         println!("{}: {told}; {}", run.tally.cuts + 1, run.site.kinds());
         if let Err(failure) = run.case(case) {
@@ -156,19 +171,18 @@ pub fn known_cases(seed: u64, choice: &Choice) -> Outcome {
     tally.report()
 }
 
-/// Cuts the power `cuts` times; `at_points` while the daemon stands at a fail point, as far as it comes to
-/// the one that is drawn.
-pub fn run(seed: u64, cuts: usize, at_points: bool) -> Outcome {
+/// Cuts the power again and again, at any time.
+pub fn run(seed: u64, cuts: Cuts) -> Outcome {
     let mut random = Random::new(seed);
     // One run in four is as most mounts are.
     let layout = if random.one_in(4) { Layout::Default } else { Layout::Apart };
-    let mut run = Run::new(&mut random, layout)?;
-    if at_points {
+    let mut run = Run::new(&mut random, layout, cuts.kinds)?;
+    if cuts.at_points {
         run.points = site::fail_points()?;
     }
     println!("seed {seed}: {}", run.site.kinds());
     let began = Instant::now();
-    let mut left = cuts;
+    let mut left = cuts.count;
     while left > 0 && run.tally.wrong.len() < MAX_FINDINGS {
         let era = left.min(CUTS_BETWEEN_DRAINS);
         let before = run.tally.cuts;
@@ -193,8 +207,8 @@ impl Tally {
 }
 
 impl Run {
-    fn new(random: &mut Random, layout: Layout) -> Outcome<Self> {
-        let site = Site::new(random, layout)?;
+    fn new(random: &mut Random, layout: Layout, kinds: Kinds) -> Outcome<Self> {
+        let site = Site::new(random, layout, kinds)?;
         let mut oracles = vec![Oracle::default(); WORKERS];
         let mut stamp = 1 << 12;
         for (worker, oracle) in oracles.iter_mut().enumerate() {
@@ -209,7 +223,7 @@ impl Run {
         let mut random = Random::new(random.bits());
         let settings = MountSettings::choose(&mut random);
         let (points, tally) = (Vec::new(), Tally::default());
-        Ok(Self { site, random, oracles, stamp, settings, layout, points, tally })
+        Ok(Self { site, random, oracles, stamp, settings, layout, kinds, points, tally })
     }
 
     /// Nothing can be said of these disks any more.
@@ -223,10 +237,11 @@ impl Run {
     /// Other disks, as nothing can be said of these any more.
     fn anew(mut self, why: &Failure, random: &mut Random) -> Outcome<Self> {
         self.failed(why);
-        let (tally, layout) = (std::mem::take(&mut self.tally), self.layout);
+        let (layout, kinds) = (self.layout, self.kinds);
+        let tally = std::mem::take(&mut self.tally);
         let points = std::mem::take(&mut self.points);
         drop(self);
-        Ok(Self { tally, points, ..Self::new(random, layout)? })
+        Ok(Self { tally, points, ..Self::new(random, layout, kinds)? })
     }
 
     /// Mounts, cuts a number of times, and drains.

@@ -10,7 +10,7 @@ use forebay_tests::random::seed_from_env;
 use forebay_tests::subject::{binary, run_command};
 
 const CUTS: &str = "4";
-/// Directed cases, of some five thousand, besides those that are always tried: each run draws others.
+/// Directed cases, of some six thousand, besides those that are always tried: each run draws others.
 const CASES: u64 = 6;
 /// Not fewer than are always tried.
 const FIXED: u64 = 30;

@@ -151,6 +151,9 @@ enum Suite {
         /// feature `failpoints`.
         #[arg(long, conflicts_with = "cases")]
         at_points: bool,
+        /// The file system of all disks; without it each has one by the seed.
+        #[arg(long, value_parser = ["ext4", "xfs"])]
+        disks: Option<String>,
     },
     /// Programs, a backing store that fails now and then, upgrades and kills of daemons on one mount.
     /// Fails when something acknowledged is missing, or when memory, descriptors, threads or files left
@@ -188,11 +191,16 @@ fn main() -> ExitCode {
             let seed = seed(&length);
             report(model::run(&dir, &reference, seed, length.ops), seed)
         }
-        (Some(Suite::Power { cuts, seed, cases, only, at_points }), _) => {
+        (Some(Suite::Power { cuts: count, seed, cases, only, at_points, disks }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
+            let kinds = match disks.as_deref() {
+                Some("ext4") => power::Kinds::Ext4,
+                Some(_) => power::Kinds::Xfs,
+                None => power::Kinds::Drawn,
+            };
             let done = match cases {
-                true => power::known_cases(seed, &power::Choice { most: cuts, only }),
-                false => power::run(seed, cuts, at_points),
+                true => power::known_cases(seed, &power::Choice { most: count, only, kinds }),
+                false => power::run(seed, power::Cuts { count, at_points, kinds }),
             };
             report(done, seed)
         }

@@ -177,6 +177,12 @@ impl Event {
         }
     }
 
+    /// What is cut besides: each tier alone, where the file leaves one, or goes to another.
+    fn cuts(self, layout: Layout) -> &'static [&'static [&'static str]] {
+        let moves = matches!(self, Event::Demoted | Event::Evicted) && layout == Layout::Apart;
+        if moves { &[ONE_TIER, &["tier1"]] } else { &[] }
+    }
+
     /// What was before the file was made durable.
     fn before(self) -> Vec<Op> {
         match self {
@@ -266,7 +272,7 @@ pub fn all() -> Vec<Case> {
                 for event in EVENTS.into_iter().filter(|event| event.is_possible(kind, layout)) {
                     let what = format!("{how} of a file: {kind:?}, {event:?}, {layout:?}");
                     let ops = [event.before(), kind.acknowledged(sync), event.after(kind)].concat();
-                    for cut in cuts {
+                    for cut in cuts.iter().chain(event.cuts(layout)) {
                         let settings = settings(kind, event, passthrough);
                         let mut case = Case::new(&what, settings, ops.clone(), cut);
                         case.layout = layout;

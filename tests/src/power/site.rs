@@ -26,6 +26,29 @@ struct Disk {
     xfs: bool,
 }
 
+/// The file systems that disks have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kinds {
+    /// Each ext4 or XFS, by the seed.
+    Drawn,
+    /// All ext4.
+    Ext4,
+    /// All XFS.
+    Xfs,
+}
+
+impl Kinds {
+    fn is_xfs(self, random: &mut Random) -> bool {
+        // Drawn in any case: all else is as without a choice.
+        let drawn = random.one_in(2);
+        match self {
+            Kinds::Drawn => drawn,
+            Kinds::Ext4 => false,
+            Kinds::Xfs => true,
+        }
+    }
+}
+
 /// Which parts of a mount lie on disks of their own.
 pub const DISKS: [&str; 4] = ["tier0", "tier1", "state", "backing"];
 /// And where nothing is chosen.
@@ -107,7 +130,7 @@ pub struct Site {
 
 impl Site {
     /// Fresh disks. The process gets mounts of its own, which nobody else sees.
-    pub fn new(random: &mut Random, layout: Layout) -> Outcome<Self> {
+    pub fn new(random: &mut Random, layout: Layout, kinds: Kinds) -> Outcome<Self> {
         if !crate::os::is_root() {
             return Err(Failure::Skipped("power cuts need root".into()));
         }
@@ -123,7 +146,7 @@ impl Site {
         run_checked(Command::new("mount").args(["--make-rslave", "/"]), LIMIT)?;
         let_others_mounts_go()?;
         let place = tempfile::Builder::new().prefix("forebay-power-").tempdir_in("/dev/shm")?;
-        let disks = layout.disks().iter().map(|name| Disk { name, xfs: random.one_in(2) });
+        let disks = layout.disks().iter().map(|name| Disk { name, xfs: kinds.is_xfs(random) });
         let mut site =
             Self { place, layout, disks: disks.collect(), daemon: None, stand: None, boots: 0 };
         for dir in layout.disks().iter().chain(&["mnt", "run"]) {
