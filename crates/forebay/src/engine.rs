@@ -239,6 +239,8 @@ pub struct FsckReport {
     /// Objects that the next mount removes by itself: copies of older versions, and what was not
     /// finished when the daemon ended.
     pub leftovers: u64,
+    /// Whether something else was in the place of the backing store: then nothing can be repaired.
+    pub other_store: bool,
     /// Some of the problems, in words.
     pub details: Vec<String>,
     /// What was set aside for somebody to look at.

@@ -98,11 +98,22 @@ pub fn set_filter(filter: &str) -> ControlResult<()> {
 
 /// Opens the log file for appending, and makes its directory if need be.
 pub fn open_file(path: &Path) -> Result<File, Error> {
-    let error = || Error::io(format!("log file {}", path.display()));
-    if let Some(dir) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(error())?;
-    }
-    File::options().append(true).create(true).mode(0o600).open(path).map_err(error())
+    let dir = path.parent().unwrap_or(path);
+    let opened = DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .and_then(|()| File::options().append(true).create(true).mode(0o600).open(path));
+    opened.map_err(|error| match error.kind() {
+        // It lies where the state does, which can't be used, either.
+        std::io::ErrorKind::ReadOnlyFilesystem => Error::BadState(format!(
+            "{}: its file system is read-only, mostly after an error of its device (`dmesg` says which): \
+             unmount that file system, check it, mount it writable, and mount again. What is on it stays \
+             as it is",
+            dir.display()
+        )),
+        _ => Error::io(format!("log file {}", path.display()))(error),
+    })
 }
 
 #[cfg(test)]

@@ -58,6 +58,10 @@ fn is_refused(site: &Site) {
     assert!(text.contains(&site.text("backing")) && text.contains("--accept-store"), "{text}");
     assert_eq!(text.matches("--accept-store").count(), 1, "said once: {text}");
     assert!(!site.is_mounted());
+    // Nor does a check say what can't be done now.
+    let (code, text) = site.run(&["fsck", "--backing", &site.text("backing"), &site.text("tier")]);
+    assert!(code == BAD_STATE && text.contains("--accept-store"), "{code} {text}");
+    assert!(!text.contains("run `forebay fsck --repair`"), "{text}");
 }
 
 fn accept(site: &Site) {

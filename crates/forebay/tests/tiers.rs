@@ -431,6 +431,86 @@ fn mount_when_it_can_not_be_right_then_it_is_refused_with_the_reason() {
     assert!(text.contains("FOREBAY_DURABILITY"), "{text}");
 }
 
+/// Gone with the value.
+struct Memory(PathBuf);
+
+impl Memory {
+    fn new(site: &Site, name: &str, size: &str) -> Self {
+        let memory = Memory(site.path(name));
+        fs::create_dir(&memory.0).unwrap();
+        memory.mounted(&format!("size={size}"));
+        memory
+    }
+
+    fn mounted(&self, how: &str) {
+        let mut mount = std::process::Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", how, "none"]).arg(&self.0).status().unwrap();
+        assert!(done.success());
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn tier_or_state_when_its_place_is_missing_read_only_or_tiny_then_refused_with_the_reason() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let (tier, state) = (format!("{}=16M", site.text("tier")), site.text("no/such/state"));
+    let (code, text) = mount_tiers(&site, &[&tier], &["--state-dir", &state]);
+    let told = text.contains(&site.text("no/such")) && text.contains("--create-tier");
+    assert!(code == 2 && told && !site.path("no").exists(), "{code} {text}");
+
+    let tiny = Memory::new(&site, "tiny", "64k");
+    let on_tiny = |size: &str| format!("{}/t={size}", tiny.0.display());
+    let (code, text) = mount_tiers(&site, &[&on_tiny("16M")], &[]);
+    assert!(code == 2 && text.contains("more than its file system has"), "{code} {text}");
+    let state = tiny.0.join("state").display().to_string();
+    for (tier, how) in [(&on_tiny("60K"), &[][..]), (&tier, &["--state-dir", &state])] {
+        let (code, text) = mount_tiers(&site, &[tier], how);
+        let told = text.contains("make room") || text.contains("at least");
+        let named = text.contains(tiny.0.to_str().unwrap());
+        assert!(code != 0 && told && named, "{tier} {how:?}: {code} {text}");
+    }
+
+    let memory = Memory::new(&site, "memory", "64m");
+    let known = format!("{}/known=16M", memory.0.display());
+    let (code, text) = mount_tiers(&site, &[&known], &[]);
+    assert_eq!(code, 0, "{text}");
+    fs::write(site.path("mnt/file"), "only there").unwrap();
+    let (code, text) = site.run(&["umount", "--no-drain", &site.text("mnt")]);
+    assert_eq!(code, 0, "{text}");
+    memory.mounted("remount,ro");
+    let new = format!("{}/new=16M", memory.0.display());
+    let state = memory.0.join("state").display().to_string();
+    let elsewhere = site.text("elsewhere");
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&[&known], &[]),
+        (&[&new], &[]),
+        (&[&new], &["--state-dir", &elsewhere]),
+        (&[&tier, &new], &[]),
+        (&[&tier], &["--state-dir", &state]),
+    ];
+    for (tiers, how) in cases {
+        let (code, text) = mount_tiers(&site, tiers, how);
+        let told = text.contains(memory.0.to_str().unwrap()) && text.contains("is read-only");
+        assert!(code == 6 && told, "{tiers:?} {how:?}: {code} {text}");
+        assert!(!site.is_mounted(), "{tiers:?} {how:?}");
+    }
+    let (code, text) = site.run(&["fsck", &memory.0.join("known").display().to_string()]);
+    assert!(code == 6 && text.contains("is read-only"), "{code} {text}");
+    memory.mounted("remount,rw");
+    let (code, text) = mount_tiers(&site, &[&known], &[]);
+    assert_eq!(code, 0, "{text}");
+    site.umount();
+    assert_eq!(fs::read(site.path("backing/file")).unwrap(), b"only there");
+}
+
 /// A mount of a directory on itself, read-only; gone with the value.
 struct ReadOnly(PathBuf);
 

@@ -24,7 +24,8 @@ pub fn run(args: &FsckArgs, engine: &dyn Engine) -> Result<u8, Error> {
         print_json(&report)?;
     } else {
         print(&render::fsck(&report))?;
-        if report.problems > report.repaired && !args.repair && !args.rebuild && !args.accept_loss {
+        let repairs = args.repair || args.rebuild || args.accept_loss;
+        if report.problems > report.repaired && !repairs && !report.other_store {
             print(
                 "run `forebay fsck --repair` to repair them, `--rebuild` if the index is lost, `--accept-loss` to give up what is lost\n",
             )?;

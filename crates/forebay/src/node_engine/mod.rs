@@ -151,6 +151,7 @@ impl Engine for NodeEngine {
             inodes: found.inodes,
             names: found.names,
             leftovers: found.leftovers,
+            other_store: found.other_store,
             details: found.details,
             set_aside: found.set_aside.into_iter().map(Into::into).collect(),
         })

@@ -269,8 +269,8 @@ pub enum EngineError {
     },
     /// Its file system has no room for changes; what is there can be read.
     #[error(
-        "the file system that holds the metadata store is full: make room for {path}. A mount goes on by \
-         itself then; any other command is to be run again"
+        "the file system that holds the metadata store is full: make room for {path}. A mount that is \
+         there goes on by itself then; any other command is to be run again"
     )]
     NoSpace {
         /// Its directory.

@@ -64,6 +64,8 @@ pub struct Checked {
     /// Objects that the next mount removes by itself: copies of older versions, and what was not
     /// finished when the daemon ended.
     pub leftovers: u64,
+    /// Whether something else was in the place of the backing store: then nothing can be repaired.
+    pub other_store: bool,
     /// Some of the problems, in words.
     pub details: Vec<String>,
     /// What was set aside, now or earlier, for somebody to look at.
@@ -113,6 +115,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
     let meta = open_meta(&state_dir.join(METADATA))?;
     let seen = look_at_store(request, &state_dir, &tiers, &meta)?;
     if let Seen::Not(why) = &seen {
+        checked.other_store = true;
         checked.problem(false, why.clone());
     }
     let report = meta.check(request.repair || request.accept_loss)?;
