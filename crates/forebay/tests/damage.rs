@@ -60,11 +60,12 @@ const UNSUPPORTED: i32 = 5;
 
 /// Where a file says which version of its format it has: after a magic of eight bytes, or as text.
 fn version_at(bytes: &[u8]) -> Option<usize> {
-    let (magic, index, mark) = (&b"FBAY"[..], &b"FJL"[..], &b"forebay-store "[..]);
-    match bytes {
+    let (magic, index, text) = (&b"FBAY"[..], &b"FJL"[..], &b"forebay-"[..]);
+    let word = bytes.starts_with(text).then(|| bytes.iter().position(|byte| *byte == b' '));
+    match word.flatten() {
+        Some(end) if bytes.get(end + 1).is_some_and(u8::is_ascii_digit) => Some(end + 1),
         _ if bytes.starts_with(magic) && bytes.len() >= 12 => Some(8),
         _ if bytes.starts_with(index) && bytes.len() == 4 => Some(3),
-        _ if bytes.starts_with(mark) && bytes.len() > mark.len() => Some(mark.len()),
         _ => None,
     }
 }
@@ -467,6 +468,9 @@ fn is_said_to_be_well(line: &str) -> bool {
     line.contains("brought back") && !line.contains(".forebay-recovered-")
 }
 
+/// The kind of small files of the state, of which each says something else.
+const NOTE: &str = "note";
+
 /// Which kind of file it is: one of each kind is damaged in every way.
 fn kind(path: &Path) -> String {
     let text = path.to_string_lossy().into_owned();
@@ -474,7 +478,7 @@ fn kind(path: &Path) -> String {
     match parts.as_slice() {
         ["tier", "objects", _, name] => format!("object {}", name.ends_with(".map")),
         ["tier", "state", "meta", first, ..] => format!("meta {first}"),
-        ["tier", "state", "clean-end" | "running" | "removed" | "meta.ballast"] => "note".into(),
+        ["tier", "state", "clean-end" | "running" | "removed" | "meta.ballast"] => NOTE.into(),
         ["backing", ".forebay", area, name] => format!("{area} {}", name.ends_with(".map")),
         _ => text,
     }
@@ -482,7 +486,7 @@ fn kind(path: &Path) -> String {
 
 /// Whether files of a kind have the bytes of others, or say which of them are there.
 fn holds_bytes(kind: &str) -> bool {
-    ["object", "spill", "note"].iter().any(|part| kind.starts_with(part))
+    ["object", "spill", NOTE].iter().any(|part| kind.starts_with(part))
 }
 
 /// A damage, and what is done first with it.
@@ -519,7 +523,7 @@ impl Trial {
 
 /// Which trials are wanted.
 enum Wanted {
-    /// One file of each kind, and one of the commands with each.
+    /// One file of each kind, and one of the commands with each; each of the notes, in one way.
     Some,
     All,
     Share(u64, u64),
@@ -546,9 +550,15 @@ impl Wanted {
         for (at, path) in files.iter().enumerate() {
             let kind = kind(path);
             let nth = files[..at].iter().filter(|path| self::kind(path) == kind).count();
-            for how in ALL.into_iter().filter(|how| case.can_damage(path, *how)) {
-                // The end of the daemon makes no difference to others.
-                let one_of_these = nth == 0 && (!killed || holds_bytes(&kind));
+            let ways: Vec<Damage> =
+                ALL.into_iter().filter(|how| case.can_damage(path, *how)).collect();
+            let way_of_note = ways.get((nth + usize::from(killed)) % ways.len().max(1)).copied();
+            for how in ways {
+                let one_of_these = match kind == NOTE {
+                    true => way_of_note == Some(how),
+                    // The end of the daemon makes no difference to others.
+                    false => nth == 0 && (!killed || holds_bytes(&kind)),
+                };
                 turn += usize::from(one_of_these);
                 for (place, first) in FIRST.into_iter().enumerate() {
                     let trial = Trial { kind: kind.clone(), nth, how, first };
