@@ -27,13 +27,14 @@ impl Interceptor for Counter {
 const CHANGES: usize = 100;
 
 /// Makes much of one kind, and says how to make one change more.
-type Kind = fn(&Rig, usize) -> Box<dyn Fn(&Rig, usize)>;
+type Kind = fn(&Rig, usize) -> Change;
+type Change = Box<dyn Fn(&Rig, usize)>;
 
 fn link(rig: &Rig, file: Ino, name: &str) {
     rig.node().link(&CONTEXT, file, Ino::ROOT, name.as_bytes()).unwrap();
 }
 
-fn names(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
+fn names(rig: &Rig, count: usize) -> Change {
     rig.put("name-0", b"bytes");
     let file = rig.ino("name-0");
     (1..count).for_each(|number| link(rig, file, &format!("name-{number}")));
@@ -45,7 +46,7 @@ fn names(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
     })
 }
 
-fn entries(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
+fn entries(rig: &Rig, count: usize) -> Change {
     (0..count).for_each(|number| rig.put(&format!("file-{number}"), b"bytes"));
     Box::new(|rig, step| {
         let name = format!("more-{step}");
@@ -54,7 +55,7 @@ fn entries(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
     })
 }
 
-fn attributes(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
+fn attributes(rig: &Rig, count: usize) -> Change {
     rig.put("file", b"bytes");
     let file = rig.ino("file");
     let set = move |rig: &Rig, number: usize, value: &[u8]| {
@@ -68,7 +69,7 @@ fn attributes(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
     })
 }
 
-fn open_files(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
+fn open_files(rig: &Rig, count: usize) -> Change {
     for number in 0..count {
         let fh = rig.create(&format!("open-{number}"));
         rig.write(fh, 0, b"bytes");
@@ -76,7 +77,7 @@ fn open_files(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
     entries(rig, 0)
 }
 
-fn pieces(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
+fn pieces(rig: &Rig, count: usize) -> Change {
     let len = count as u64 * 128 * KIB;
     std::fs::File::create(rig.backing().join("pieces")).unwrap().set_len(len).unwrap();
     let fh = rig.open("pieces", libc::O_RDWR);
@@ -87,7 +88,7 @@ fn pieces(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
     })
 }
 
-fn conflicts(rig: &Rig, count: usize) -> Box<dyn Fn(&Rig, usize)> {
+fn conflicts(rig: &Rig, count: usize) -> Change {
     for number in 0..count {
         let name = format!("both-{number}");
         rig.put(&name, b"ours");
