@@ -78,6 +78,26 @@ pub fn memory() -> PathBuf {
     if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
 }
 
+/// Stops the process `pid` and waits until none of its threads runs any more: a signal alone comes back
+/// while some may still answer a request.
+///
+/// # Panics
+/// If that takes longer than [`LIMIT`].
+#[track_caller]
+pub fn stop_process(pid: i32) {
+    let stopped = std::process::Command::new("kill").args(["-STOP", &pid.to_string()]).status();
+    assert!(stopped.is_ok_and(|status| status.success()), "{pid} can't be stopped");
+    let is_stopped = |task: PathBuf| {
+        // One that has ended since needs no waiting. The name, in brackets, may have brackets itself.
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'Z', 'X']))
+    };
+    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+    wait_until("no thread of the process runs", || {
+        std::fs::read_dir(&tasks).is_ok_and(|tasks| tasks.flatten().all(|it| is_stopped(it.path())))
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,24 +122,4 @@ mod tests {
         assert_eq!(third, 3);
         assert!(!wait_for(Duration::from_millis(1), || false));
     }
-}
-
-/// Stops the process `pid` and waits until none of its threads runs any more: a signal alone comes back
-/// while some may still answer a request.
-///
-/// # Panics
-/// If that takes longer than [`LIMIT`].
-#[track_caller]
-pub fn stop_process(pid: i32) {
-    let stopped = std::process::Command::new("kill").args(["-STOP", &pid.to_string()]).status();
-    assert!(stopped.is_ok_and(|status| status.success()), "{pid} can't be stopped");
-    let is_stopped = |task: PathBuf| {
-        // One that has ended since needs no waiting. The name, in brackets, may have brackets itself.
-        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'Z', 'X']))
-    };
-    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
-    wait_until("no thread of the process runs", || {
-        std::fs::read_dir(&tasks).is_ok_and(|tasks| tasks.flatten().all(|it| is_stopped(it.path())))
-    });
 }
