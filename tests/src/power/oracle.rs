@@ -169,6 +169,13 @@ impl File {
         }
     }
 
+    fn set_mode(&mut self, mode: u32) {
+        if self.modes.is_empty() {
+            self.modes.push(NEW_MODE);
+        }
+        self.modes.push(mode);
+    }
+
     fn mode_durable(&mut self) {
         self.modes.drain(..self.modes.len().saturating_sub(1));
     }
@@ -346,10 +353,7 @@ impl Oracle {
             }
             Op::Mode { name, mode, sync } => {
                 let State::File(file) = self.now(name) else { return };
-                if self.files[file].modes.is_empty() {
-                    self.files[file].modes.push(NEW_MODE);
-                }
-                self.files[file].modes.push(*mode);
+                self.change(file, |file| file.set_mode(*mode));
                 self.whole_durable(name, file, done && *sync);
             }
             Op::Hold { name, fresh } => {
@@ -643,13 +647,19 @@ impl Oracle {
         told.collect::<Vec<_>>().join(", ")
     }
 
-    /// Compares the permissions of what a name leads to, once that is found, with what they may be.
-    pub fn found_mode(&self, name: &str, mode: u32) -> Option<String> {
+    /// Compares the permissions of what a name leads to, once that is found, with what they may be, and goes
+    /// on from there.
+    pub fn found_mode(&mut self, name: &str, mode: u32) -> Option<String> {
         let State::File(file) = self.now(name) else { return None };
-        let may_be = &self.files[file].modes;
-        let is_wrong = !may_be.is_empty() && !may_be.contains(&mode);
-        let told = || may_be.iter().map(|mode| format!("{mode:o}")).collect::<Vec<_>>().join(" ");
-        is_wrong.then(|| format!("mode {mode:o}, none of {} that may be", told()))
+        let may_be = &mut self.files[file].modes;
+        if may_be.is_empty() || may_be.contains(&mode) {
+            if !may_be.is_empty() {
+                end_with(may_be, mode);
+            }
+            return None;
+        }
+        let told = may_be.iter().map(|mode| format!("{mode:o}")).collect::<Vec<_>>().join(" ");
+        Some(format!("mode {mode:o}, none of {told} that may be"))
     }
 
     fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<String>, bool) {

@@ -144,16 +144,19 @@ pub enum Mix {
     Bytes,
     /// Few files, which take each other's names again and again.
     Names,
+    /// Few files, which are open over many steps, also without a name, and whose permissions change.
+    Held,
 }
 
 impl Mix {
-    pub const ALL: [Mix; 2] = [Mix::Bytes, Mix::Names];
+    pub const ALL: [Mix; 3] = [Mix::Bytes, Mix::Names, Mix::Held];
 
     /// So many small files have names.
     fn small(self) -> u64 {
         match self {
             Mix::Bytes => SMALL,
             Mix::Names => 3,
+            Mix::Held => 5,
         }
     }
 }
@@ -169,12 +172,46 @@ pub fn plan(
     let mut expected = oracle.clone();
     let mut ops = Vec::new();
     while ops.len() < count {
-        if let Some(op) = choose(random, mix, &expected, stamp) {
+        let step = match mix == Mix::Held && random.one_in(5) {
+            true => hold_or_change_mode(random, &expected),
+            false => choose(random, mix, &expected, stamp),
+        };
+        if let Some(op) = step {
             expected.apply(&op, false);
+            let follow = follow_held(&op, ops.len());
             ops.push(op);
+            ops.extend(follow);
         }
     }
     ops
+}
+
+/// A file is opened and stays so, or is closed, or gets other permissions.
+fn hold_or_change_mode(random: &mut Random, expected: &Oracle) -> Option<Op> {
+    let name = format!("small{}", random.below(Mix::Held.small()));
+    expected.blocks(&name)?;
+    Some(match random.below(4) {
+        0 | 1 => Op::Hold { name, fresh: false },
+        2 => Op::Release { name },
+        _ => {
+            let mode = *random.pick(&[0o600, 0o640, 0o644, 0o755]);
+            Op::Mode { name, mode, sync: !random.one_in(3) }
+        }
+    })
+}
+
+/// What is open goes by the names that the files have after a step; what has none any more stays open.
+fn follow_held(op: &Op, number: usize) -> Vec<Op> {
+    let renamed = |name: &str, to: &str| Op::Renamed { name: name.into(), to: to.into() };
+    let gone = format!("gone{number}");
+    match op {
+        Op::Replace { name, .. } | Op::Remove { name, .. } => vec![renamed(name, &gone)],
+        Op::Move { from, to, .. } => vec![renamed(to, &gone), renamed(from, to)],
+        Op::Exchange { one, other, .. } => {
+            vec![renamed(one, &gone), renamed(other, one), renamed(&gone, other)]
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// How writes are made durable, by how often.

@@ -205,7 +205,7 @@ fn permissions_when_synced_then_only_those_since_may_be_found() {
         oracle.carried_out(1, &step, true);
     }
     for (mode, may_be) in [(0o644, false), (0o600, false), (0o640, true), (0o660, true)] {
-        assert_eq!(oracle.found_mode("old", mode).is_none(), may_be, "{mode:o}");
+        assert_eq!(oracle.clone().found_mode("old", mode).is_none(), may_be, "{mode:o}");
     }
 }
 
@@ -225,4 +225,19 @@ fn file_written_anew_and_moved_over_another_when_written_back_there_then_may_be_
         let found = oracle.clone().found(&oracle, "old", Some(&block(200)), &below);
         assert_eq!(found.0.is_none(), may_be, "as the backing store has {place}");
     }
+}
+
+#[test]
+fn permissions_when_found_as_they_were_before_a_change_then_a_sync_is_of_these() {
+    let (mut oracle, below) = (Oracle::default(), Below::new());
+    oracle.add("name", 1, 100);
+    let mode = |mode, sync| Op::Mode { name: "name".into(), mode, sync };
+    oracle.carried_out(1, &mode(0o600, true), true);
+    oracle.carried_out(1, &mode(0o640, false), true);
+    let before = oracle.clone();
+    assert_eq!(oracle.found(&before, "name", Some(&block(100)), &below).0, None);
+    assert_eq!(oracle.found_mode("name", 0o600), None);
+    oracle.carried_out(2, &write("name", (0, 1), 20, Sync::Fsync), true);
+    assert_eq!(oracle.found_mode("name", 0o600), None);
+    assert!(oracle.found_mode("name", 0o640).is_some());
 }
