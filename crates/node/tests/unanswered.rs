@@ -472,3 +472,50 @@ fn removed_file_of_which_the_record_can_not_be_decoded_when_started_then_all_els
         assert!(!left.iter().any(|path| path.starts_with(rig.dir.join("tier0"))), "{left:?}");
     }
 }
+
+/// Gives no answer about attributes from some time on.
+struct SilentSince(AtomicU32);
+
+impl Interceptor for SilentSince {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        let counted = |left: u32| left.checked_sub(1);
+        if operation != Operation::Stat {
+            return Verdict::Pass;
+        }
+        match self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted) {
+            Ok(_) => Verdict::Pass,
+            Err(_) => Verdict::Fail(libc::EACCES),
+        }
+    }
+}
+
+/// No tier has anything of a file any more, and the backing store may have it.
+#[test]
+fn file_without_an_object_when_the_store_gives_no_answer_then_it_is_not_called_lost() {
+    let silent = Arc::new(SilentSince(AtomicU32::new(FOR_EVER)));
+    let mut rig = Rig::new(&[16 * MIB], silent.clone(), |_| {});
+    changed_file(&rig, true, false);
+    let ino = rig.ino("file");
+    rig.crash();
+    let mut found = Vec::new();
+    files_of(&rig.dir.join("tier0/objects"), ino, &mut found);
+    found.iter().for_each(|(path, _)| std::fs::remove_file(path).unwrap());
+    let mut unseen = 0;
+    for answers in 0..30 {
+        silent.0.store(answers, Ordering::SeqCst);
+        // Without a look at its root no mount begins.
+        let started = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rig.start()));
+        silent.0.store(FOR_EVER, Ordering::SeqCst);
+        if started.is_ok() {
+            unseen += rig.node().residency().unseen_here().files;
+            rig.crash();
+        }
+        if unseen > 0 {
+            break;
+        }
+    }
+    assert!(unseen > 0, "it is called lost while the store does not answer");
+    rig.start();
+    assert_eq!(rig.node().residency().lost_files().files, 1, "it is, as is seen now");
+    assert_eq!(rig.node().residency().unseen_here().files, 0);
+}
