@@ -150,6 +150,26 @@ fn rebuild_of_a_lost_index_when_interrupted_then_it_can_be_run_again() {
     }
 }
 
+#[test]
+fn note_of_a_rebuild_when_it_is_of_a_newer_version_then_it_is_refused_and_nothing_is_lost() {
+    let _alone = rig::alone();
+    let (mut rig, files) = scene();
+    assert!(interrupted(&rig, "node.rebuild.spill_durable", 0));
+    let note = rig.dir.join("tier0/state/rebuilding");
+    let text = std::fs::read_to_string(&note).unwrap();
+    std::fs::write(&note, text.replacen("forebay-rebuild 1 ", "forebay-rebuild 2 ", 1)).unwrap();
+    let request = CheckRequest {
+        tiers: vec![rig.dir.join("tier0")],
+        backing: Some(rig.backing()),
+        rebuild: true,
+        ..CheckRequest::default()
+    };
+    let said = forebay_node::check(&request, &mut |_| true).unwrap_err().to_string();
+    assert!(said.contains("newer version") && said.contains("rebuilding"), "{said}");
+    std::fs::write(&note, text).unwrap();
+    all_there(&mut rig, &files, "after all");
+}
+
 /// The sequence of an inode number.
 fn sequence(ino: u64) -> u64 {
     ino & 0xffff_ffff_ffff

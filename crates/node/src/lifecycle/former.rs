@@ -27,8 +27,10 @@ use crate::residency::spill::{SpillNote, spill_setting};
 const NOTE: &str = "rebuilding";
 /// Stands in the note where there was no index when the first rebuild began.
 const NONE: &str = "-";
-/// What its first line begins with.
-const PREFIX: &str = "forebay-rebuild 1 ";
+/// What its first line begins with, before the version of its format and the highest number.
+const PREFIX: &str = "forebay-rebuild ";
+/// The version that this program writes, and knows.
+const VERSION: u32 = 1;
 
 /// Inodes of the backlog that are looked at together.
 const PAGE: usize = 1000;
@@ -273,18 +275,29 @@ struct Note {
 
 impl Note {
     /// What can't be read was damaged: then the rebuild begins anew, over what there is.
+    ///
+    /// # Errors
+    /// A note of a newer version: it may name what this one does not know of.
     fn read(state_dir: &Path) -> Result<Option<Self>> {
-        let bytes = match std::fs::read(state_dir.join(NOTE)) {
+        let path = state_dir.join(NOTE);
+        let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let mut lines = text.lines();
-        let first = lines.next().and_then(|line| line.strip_prefix(PREFIX));
-        let Some(highest) = first.and_then(|hex| u64::from_str_radix(hex, 16).ok()) else {
-            return Ok(None);
-        };
+        let first = lines.next().and_then(|line| line.strip_prefix(PREFIX)?.split_once(' '));
+        let version = first.and_then(|(version, _)| version.parse::<u32>().ok());
+        if version.is_some_and(|found| found > VERSION) {
+            return Err(NodeError::BadState(format!(
+                "{} is of a newer version of Forebay: end the rebuild with that. If no newer one was there \
+                 it is damaged: remove it, and run the rebuild again",
+                path.display()
+            )));
+        }
+        let highest = first.and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
+        let Some(highest) = highest.filter(|_| version == Some(VERSION)) else { return Ok(None) };
         Ok(Some(Note {
             highest,
             names: lines.filter(|line| is_name(line)).map(str::to_owned).collect(),
@@ -296,7 +309,8 @@ impl Note {
         use std::io::Write;
         let new = state_dir.join(format!("{NOTE}.new"));
         let mut file = std::fs::File::create(&new)?;
-        let text = format!("{PREFIX}{:x}\n{}\n", self.highest, self.names.join("\n"));
+        let names = self.names.join("\n");
+        let text = format!("{PREFIX}{VERSION} {:x}\n{names}\n", self.highest);
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(new, state_dir.join(NOTE))?;
