@@ -91,15 +91,8 @@ const TELLING: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
 /// Fan-out directory of an inode. The numbers of one node often differ in few bits only, so that
 /// they are spread by a multiplication (Knuth, TAOCP vol. 3, 6.4: Fibonacci hashing).
-#[must_use]
-pub fn fan(ino: u64) -> u8 {
+pub(crate) fn fan(ino: u64) -> u8 {
     (ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
-}
-
-/// The directory of a part of a tier.
-#[must_use]
-pub fn part_path(tier: &Path, part: u8) -> PathBuf {
-    tier.join(format!("{OBJECTS}/{part:02x}"))
 }
 
 pub(crate) fn object_name(ino: u64) -> String {
@@ -223,7 +216,7 @@ impl DirTier {
         index: u8,
         each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        let path = part_path(&self.path, index);
+        let path = self.path.join(format!("{OBJECTS}/{index:02x}"));
         let entries = match std::fs::read_dir(&path) {
             Ok(entries) => entries,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -570,12 +563,13 @@ impl Tier for DirTier {
         self.remove_map(ino)
     }
 
-    fn list_part(
-        &self,
-        part: u8,
-        each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        self.list_fan(part, each)
+    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()> {
+        for index in 0..=255 {
+            if self.list_fan(index, each)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {

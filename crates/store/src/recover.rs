@@ -46,8 +46,6 @@ pub enum Class {
     NoAnswer(StoreError),
     /// A map without an object: its removal was cut short.
     MapWithoutObject,
-    /// A directory of objects that can't be listed, for this reason. What is in it may be anything.
-    Unlisted(StoreError),
     /// A file, directory or device that the tier did not make, or an object in a wrong place.
     Foreign,
 }
@@ -79,33 +77,15 @@ pub fn scan(tier: &Path, each: &mut dyn FnMut(Finding) -> ControlFlow<()>) -> Re
             }
             continue;
         };
-        let unlisted = match scan_part(&path, index, each) {
-            Ok(ControlFlow::Break(())) => return Ok(()),
-            Ok(ControlFlow::Continue(())) => continue,
-            Err(error) => Class::Unlisted(error),
-        };
-        if each(Finding { path, ino: None, class: unlisted }).is_break() {
-            return Ok(());
+        for file in entries(&path)? {
+            if let Some(finding) = classify(file?, index)?
+                && each(finding).is_break()
+            {
+                return Ok(());
+            }
         }
     }
     Ok(())
-}
-
-fn scan_part(
-    path: &Path,
-    index: u8,
-    each: &mut dyn FnMut(Finding) -> ControlFlow<()>,
-) -> Result<ControlFlow<()>> {
-    // Not among those at which a mounted daemon dies: only fsck scans.
-    crate::failpoints::fail_at!("store.scan.part", path);
-    for file in entries(path)? {
-        if let Some(finding) = classify(file?, index)?
-            && each(finding).is_break()
-        {
-            return Ok(ControlFlow::Break(()));
-        }
-    }
-    Ok(ControlFlow::Continue(()))
 }
 
 fn entries(dir: &Path) -> Result<impl Iterator<Item = Result<PathBuf>>> {

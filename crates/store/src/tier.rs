@@ -9,7 +9,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use crate::dir_tier::{fan as part_of, part_path};
 use crate::{Attributes, Believed, Bytes, Header, Presence, Result};
 
 pub use crate::dir_tier::{DirTier, check_dir, identity, is_label_torn, restore_label};
@@ -143,24 +142,7 @@ pub trait Tier: Send + Sync {
     /// Calls `each` for every object, in no order, with its header or the reason why it has none.
     /// Holds one directory block in memory. Files that are no objects are passed over
     ///.
-    ///
-    /// # Errors
-    /// When a part of the tier can't be listed.
-    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()> {
-        for part in 0..=u8::MAX {
-            if self.list_part(part, each)?.is_break() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`Tier::list`], of the objects of which this is the [`part_of`]. Says whether `each` has ended it.
-    fn list_part(
-        &self,
-        part: u8,
-        each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>>;
+    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()>;
 
     /// Makes the presence map of a partly resident object of `size` bytes, all absent.
     /// `extent_size` is a power of two from 4 KiB to 1 GiB.

@@ -48,14 +48,6 @@ impl MetaStore {
         Ok(())
     }
 
-    /// No inode has a number yet with this sequence or a higher one.
-    ///
-    /// # Errors
-    /// If the engine fails.
-    pub fn end_of_numbers(&self) -> Result<u64> {
-        high_water(self.read_one(keys::setting(HIGH_WATER))?.as_deref())
-    }
-
     fn raise_high_water(&self, to: u64) -> Result<()> {
         let key = keys::setting(HIGH_WATER);
         let old = self.read_one(key.clone())?;

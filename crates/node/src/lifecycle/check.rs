@@ -135,7 +135,6 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         left_behind: LeftBehind::load(&state_dir)?,
         usable: HashSet::new(),
         damaged: HashSet::new(),
-        unlisted: HashSet::new(),
         given_up: Vec::new(),
         spills: HashSet::new(),
         unusable_spills: HashMap::new(),
@@ -411,8 +410,6 @@ pub(super) struct Check<'a> {
     pub(super) usable: HashSet<u64>,
     /// Inodes with an object that can't be, and that stands where it stood.
     pub(super) damaged: HashSet<u64>,
-    /// Parts of tiers that can't be listed.
-    pub(super) unlisted: HashSet<u8>,
     /// Objects of this tier that can't be read, and are to be given up.
     pub(super) given_up: Vec<(Ino, PathBuf)>,
     /// Inodes with a spill file.
@@ -528,16 +525,6 @@ impl Check<'_> {
 
     /// What is wrong with a file of a tier, if anything: it is to be set aside.
     fn object(&mut self, tier: &DirTier, finding: &Finding) -> Result<Option<String>> {
-        if let Class::Unlisted(error) = &finding.class {
-            let name = finding.path.file_name().and_then(|name| name.to_str());
-            self.unlisted.extend(name.and_then(|name| u8::from_str_radix(name, 16).ok()));
-            let what = format!(
-                "{error}: what is there stays as it is, and its files give errors. See to the file system of \
-                 the tier, and run `forebay fsck` again"
-            );
-            self.checked.problem(false, what);
-            return Ok(None);
-        }
         let header = match &finding.class {
             Class::Valid { header, .. } | Class::MapMissing { header } => Some(&**header),
             _ => None,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use forebay_meta::{Record, Seq};
 use forebay_store::recover::{self, Aside};
-use forebay_store::tier::{DirTier, part_of};
+use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, Header, StoreError, Tier};
 use forebay_types::FileKind;
 
@@ -95,11 +95,10 @@ impl Check<'_> {
             true => !self.spills.contains(&record.ino.0),
             false => {
                 let known = |set: &HashSet<u64>| set.contains(&record.ino.0);
-                // Of what was not seen here, or by the last start, the next one says what there is.
+                // Of what no start has judged, the next one says what there is.
                 record.is_dirty()
                     && record.attr.size > 0
                     && !self.left_behind.unseen.has_any(record.ino)
-                    && !self.unlisted.contains(&part_of(record.ino.0))
                     && !known(&self.usable)
                     && !known(&self.damaged)
             }

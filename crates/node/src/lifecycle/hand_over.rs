@@ -105,11 +105,6 @@ impl Node {
             let what = format!("the removal of an object that counts no more ({error})");
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });
         }
-        if self.residency.troubles.has_unlisted() {
-            let what =
-                "a directory of a tier that can't be listed: unmount and mount again instead";
-            return Err(NodeError::NotAtRest { what: what.into(), limit_s: limit.as_secs() });
-        }
         let Some(replaced) = self.names.unlink_grace.take(until) else {
             let what = "the removal of a file that was replaced".into();
             return Err(NodeError::NotAtRest { what, limit_s: limit.as_secs() });

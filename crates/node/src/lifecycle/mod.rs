@@ -56,5 +56,4 @@ pub(crate) mod right_store;
 pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod trust;
-mod unlisted;
 pub(crate) mod which_counts;

@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_meta::{Link, Record, Seq};
-use forebay_store::tier::part_of;
 use forebay_store::{Attributes, Believed, ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::{FileKind, Ino};
 
@@ -103,13 +102,14 @@ impl Node {
             fail_at!("node.recover.tier");
         }
         let spills = self.recover_spills(trusted.spills, &mut evidence)?;
-        if !trusted.all_tiers() || self.residency.has_unseen() {
-            self.recover_unsynced(trusted.all_tiers(), &mut evidence)?;
+        let unseen = self.residency.unseen_files();
+        if !trusted.all_tiers() || !unseen.is_empty() {
+            let distrusted = trusted.all_tiers().then_some(&unseen);
+            self.recover_unsynced(distrusted, &mut evidence)?;
         }
         self.writeback.recover_parked()?;
         evidence.unseen.retain(|ino| !self.gives_up_older(Ino(*ino)));
         self.residency.find_lost(&evidence, &spills)?;
-        self.tell_unlisted(&trusted, &evidence)?;
         self.residency.forget_removal_notes();
         self.residency.count_set_aside();
         if !known {
@@ -124,7 +124,7 @@ impl Node {
         }
         if self.residency.has_unseen() {
             self.meta.sync()?;
-            self.residency.forget_seen(&|what, ino| evidence.has_not_judged(what, ino))?;
+            self.residency.forget_seen(&evidence.unjudged)?;
         }
         // Or the next start after a crash of the machine would see the clean end of this one.
         self.forget_clean_end(&trusted)?;
@@ -233,8 +233,9 @@ impl Node {
         recovered: &mut Recovered,
         evidence: &mut Evidence,
     ) -> Result<()> {
+        let slot = &self.residency.tiers[index];
         let mut failed = None;
-        self.list_for_start(index, trust, evidence, &mut |ino, header, evidence| {
+        slot.tier.list(&mut |ino, header| {
             let what = Unseen::Object(index);
             // One that an earlier start has not judged is judged as by that.
             let is_unseen = self.residency.is_unseen(what, Ino(ino));
@@ -626,17 +627,15 @@ impl Node {
 
     /// After a crash of the machine: files whose bytes nobody has synced, and of which no tier has
     /// anything any more, are what the backing store has of them, or empty.
-    /// Only those of which something was `unseen` before, if that is said: of the others all that was written
-    /// is there.
-    fn recover_unsynced(&self, unseen: bool, evidence: &mut Evidence) -> Result<()> {
+    /// Only those `of` these, if that is given: of the others all that was written is there.
+    fn recover_unsynced(&self, of: Option<&HashSet<u64>>, evidence: &mut Evidence) -> Result<()> {
         let (mut after, mut lost) = (Seq(0), 0);
         loop {
             let page = self.meta.backlog(after, PAGE)?;
             for (seq, ino) in &page {
                 after = *seq;
                 let Ok(record) = self.meta.get(*ino) else { continue };
-                let gone = (!unseen || self.residency.has_unseen_of(*ino))
-                    && !evidence.unlisted.contains(&part_of(ino.0))
+                let gone = of.is_none_or(|of| of.contains(&ino.0))
                     && record.attr.kind == FileKind::Regular
                     && record.is_dirty()
                     && !record.spilled

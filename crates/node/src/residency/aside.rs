@@ -16,7 +16,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay_meta::{MetaStore, Queue, Record, Seq};
-use forebay_store::tier::part_of;
 use forebay_store::{DirBacking, Header, recover};
 use forebay_types::{FileKind, Ino};
 use parking_lot::RwLock;
@@ -77,60 +76,19 @@ pub(crate) struct Troubles {
     /// Those of them of which it is not known that they are lost: they could not be looked at.
     unseen: RwLock<BTreeSet<u64>>,
     any_lost: AtomicBool,
-    unlisted: RwLock<Unlisted>,
     /// The backing store, if it has a note of this mount.
     pub(crate) noted: OnceLock<Arc<DirBacking>>,
 }
 
-/// Files that may have an object in a directory that the start could not list.
-#[derive(Default)]
-pub(crate) struct Unlisted {
-    /// Parts of tiers.
-    parts: BTreeSet<u8>,
-    /// Files with a higher sequence were made since.
-    end: u64,
-    /// Of which nothing that was there counts any more.
-    settled: HashSet<u64>,
-}
-
-impl Unlisted {
-    /// Of these parts of tiers, when no file had a number with this sequence or a higher one.
-    pub(crate) fn new(parts: impl IntoIterator<Item = u8>, end: u64) -> Self {
-        Unlisted { parts: parts.into_iter().collect(), end, settled: HashSet::new() }
-    }
-
-    fn has(&self, ino: Ino) -> bool {
-        let sequence = ino.0 & ((1 << Ino::SEQUENCE_BITS) - 1);
-        self.parts.contains(&part_of(ino.0))
-            && sequence < self.end
-            && !self.settled.contains(&ino.0)
-    }
-}
-
 impl Troubles {
-    /// Whether a file is lost, if it has no object that counts.
+    /// Whether a file is lost.
     pub(crate) fn is_lost(&self, ino: Ino) -> bool {
-        self.any_lost.load(Ordering::Acquire)
-            && (self.lost.read().contains(&ino.0) || self.unlisted.read().has(ino))
-    }
-
-    /// Files that may have what the backing store lacks, and of which that can't be seen.
-    pub(crate) fn set_unlisted(&self, unlisted: Unlisted) {
-        if !unlisted.parts.is_empty() {
-            self.any_lost.store(true, Ordering::Release);
-            *self.unlisted.write() = unlisted;
-        }
-    }
-
-    /// Whether there are any.
-    pub(crate) fn has_unlisted(&self) -> bool {
-        self.any_lost.load(Ordering::Acquire) && !self.unlisted.read().parts.is_empty()
+        self.any_lost.load(Ordering::Acquire) && self.lost.read().contains(&ino.0)
     }
 
     /// Why nothing of a file can be had that is lost, or was not seen.
     pub(crate) fn error_of(&self, ino: Ino) -> NodeError {
-        let unseen = self.unseen.read().contains(&ino.0) || self.unlisted.read().has(ino);
-        if unseen { NodeError::Unseen } else { NodeError::Lost }
+        if self.unseen.read().contains(&ino.0) { NodeError::Unseen } else { NodeError::Lost }
     }
 
     pub(crate) fn set_lost(
@@ -151,10 +109,6 @@ impl Troubles {
         if self.any_lost.load(Ordering::Acquire) {
             self.lost.write().remove(&ino.0);
             self.unseen.write().remove(&ino.0);
-            let mut unlisted = self.unlisted.write();
-            if unlisted.has(ino) {
-                unlisted.settled.insert(ino.0);
-            }
         }
     }
 
@@ -178,19 +132,9 @@ pub(crate) struct Evidence {
     pub(crate) set_aside: HashSet<u64>,
     /// Files of which it can't be told now what there is.
     pub(crate) unseen: HashSet<u64>,
-    /// Parts of tiers that can't be listed.
-    pub(crate) unlisted: BTreeSet<u8>,
     /// What of them no start has judged since a crash of the machine.
     pub(crate) unjudged: HashSet<(Unseen, Ino)>,
     pub(crate) patience: Patience,
-}
-
-impl Evidence {
-    /// Whether the start has not judged what one before it has not.
-    pub(crate) fn has_not_judged(&self, what: Unseen, ino: Ino) -> bool {
-        let is_object = matches!(what, Unseen::Object(_));
-        self.unjudged.contains(&(what, ino)) || is_object && self.unlisted.contains(&part_of(ino.0))
-    }
 }
 
 /// How often a start looks again where it got no answer for a reason that passes, in all.
@@ -388,8 +332,6 @@ impl Residency {
                 }
                 match self.has_nothing_left(&record, evidence, spills) {
                     Ok(false) => {}
-                    // It may be in a directory that can't be listed.
-                    Ok(true) if evidence.unlisted.contains(&part_of(ino.0)) => unseen.push(ino.0),
                     Ok(true) => {
                         tracing::error!(
                             %ino,
@@ -414,7 +356,7 @@ impl Residency {
     }
 
     /// Whether what is here of a file counts for nothing: another node has it, or has written it.
-    pub(crate) fn is_others(&self, ino: Ino) -> bool {
+    fn is_others(&self, ino: Ino) -> bool {
         let record = self.meta.get(ino);
         record.is_ok_and(|it| self.peers.is_elsewhere(&it) || !self.peers.may_have_written(&it))
     }
@@ -437,8 +379,8 @@ impl Residency {
         if record.attr.size == 0 || self.residents.get(ino.0).is_some() {
             return Ok(false);
         }
-        // What is set aside, or can't be seen, may be newer than a version that was published before.
-        if evidence.set_aside.contains(&ino.0) || evidence.unlisted.contains(&part_of(ino.0)) {
+        // What is set aside may be newer than a version that was published before.
+        if evidence.set_aside.contains(&ino.0) {
             return Ok(true);
         }
         match self.above.published_meanwhile(record, &Header::default())? {

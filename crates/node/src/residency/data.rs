@@ -110,7 +110,7 @@ impl Residency {
             location.place = self.open_place(file.ino, resident)?;
         }
         let lacks_some = location.place.is_none() || record.spilled;
-        if lacks_some && self.troubles.is_lost(file.ino) && !self.is_others(file.ino) {
+        if lacks_some && self.troubles.is_lost(file.ino) {
             location.place = None;
             return Err(self.troubles.error_of(file.ino));
         }

@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_store::Tier;
-use forebay_store::tier::part_of;
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
@@ -29,16 +28,12 @@ use crate::state_files;
 const NOTES: &str = "unseen";
 /// What stands in a note for a spill file.
 const SPILL: &str = "spill";
-/// What follows the tier in a note for a directory of it.
-const PART: &str = "-part";
 
 /// What was not seen of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unseen {
     /// Its object on the tier with this index.
     Object(usize),
-    /// A directory of objects there; the number is that of the part of the tier.
-    Part(usize),
     /// Its spill file.
     Spill,
     /// What the backing store has of it.
@@ -67,9 +62,7 @@ impl UnseenNotes {
     /// Whether no start has judged the object that a tier has of a file.
     pub(crate) fn has_object(&self, ino: Ino, tier: &dyn Tier) -> bool {
         // No allocation as long as there are none.
-        self.any.load(Ordering::Acquire)
-            && (self.has(&(ino.0, tier.id().to_string()))
-                || self.has(&(part_of(ino.0).into(), part_name(tier))))
+        self.any.load(Ordering::Acquire) && self.has(&(ino.0, tier.id().to_string()))
     }
 
     /// Whether no start has judged the spill file of a file.
@@ -79,12 +72,7 @@ impl UnseenNotes {
 
     /// Whether no start has judged something of a file.
     pub(crate) fn has_any(&self, ino: Ino) -> bool {
-        let part = u64::from(part_of(ino.0));
-        let is_its = |(of, place): &Which| match place.ends_with(PART) {
-            true => *of == part,
-            false => *of == ino.0,
-        };
-        self.any.load(Ordering::Acquire) && self.of.lock().iter().any(is_its)
+        self.any.load(Ordering::Acquire) && self.of.lock().iter().any(|(of, _)| *of == ino.0)
     }
 
     fn has(&self, which: &Which) -> bool {
@@ -102,15 +90,10 @@ impl UnseenNotes {
     }
 }
 
-fn part_name(tier: &dyn Tier) -> String {
-    format!("{}{PART}", tier.id())
-}
-
 impl Residency {
     fn unseen_name(&self, what: Unseen, ino: Ino) -> Which {
         let place = match what {
             Unseen::Object(tier) => self.tiers[tier].tier.id().to_string(),
-            Unseen::Part(tier) => part_name(&*self.tiers[tier].tier),
             Unseen::Spill => SPILL.to_owned(),
             Unseen::Below => "below".to_owned(),
         };
@@ -119,24 +102,17 @@ impl Residency {
 
     /// Whether no start has judged it since a crash of the machine.
     pub(crate) fn is_unseen(&self, what: Unseen, ino: Ino) -> bool {
-        match what {
-            Unseen::Object(tier) => self.unseen().has_object(ino, &*self.tiers[tier].tier),
-            Unseen::Spill => self.unseen().has_spill(ino),
-            _ => {
-                self.unseen().any.load(Ordering::Acquire)
-                    && self.unseen().has(&self.unseen_name(what, ino))
-            }
-        }
-    }
-
-    /// Whether something of a file was not seen.
-    pub(crate) fn has_unseen_of(&self, ino: Ino) -> bool {
-        self.unseen().has_any(ino)
+        self.unseen().any.load(Ordering::Acquire) && self.unseen().has(&self.unseen_name(what, ino))
     }
 
     /// Whether anything was not seen.
     pub(crate) fn has_unseen(&self) -> bool {
         self.unseen().any.load(Ordering::Acquire)
+    }
+
+    /// The files of which something was not seen.
+    pub(crate) fn unseen_files(&self) -> HashSet<u64> {
+        self.unseen().of.lock().iter().map(|(ino, _)| *ino).collect()
     }
 
     /// Notes that it was not judged by a start that believes less than the next one would.
@@ -172,22 +148,20 @@ impl Residency {
     /// Nothing that was there of a file counts any more.
     pub(crate) fn forget_all_unseen(&self, ino: Ino) -> Result<()> {
         let mut all: Vec<Which> = self.unseen().of.lock().iter().cloned().collect();
-        all.retain(|(number, place)| *number == ino.0 && !place.ends_with(PART));
+        all.retain(|(number, _)| *number == ino.0);
         all.iter().try_for_each(|which| self.unseen().forget(which))
     }
 
-    /// A start has judged all but what is `still` not seen, and that is durable.
-    pub(crate) fn forget_seen(&self, still: &dyn Fn(Unseen, Ino) -> bool) -> Result<()> {
+    /// A start has judged all but `still`, and that is durable.
+    pub(crate) fn forget_seen(&self, still: &HashSet<(Unseen, Ino)>) -> Result<()> {
         if !self.unseen().any.load(Ordering::Acquire) {
             return Ok(());
         }
         let mut places: Vec<Unseen> = (0..self.tiers.len()).map(Unseen::Object).collect();
-        places.extend((0..self.tiers.len()).map(Unseen::Part));
         places.extend([Unseen::Spill, Unseen::Below]);
-        let numbers: HashSet<u64> = self.unseen().of.lock().iter().map(|(ino, _)| *ino).collect();
-        for number in numbers {
+        for number in self.unseen_files() {
             for what in &places {
-                if !still(*what, Ino(number)) {
+                if !still.contains(&(*what, Ino(number))) {
                     self.unseen().forget(&self.unseen_name(*what, Ino(number)))?;
                 }
             }

@@ -3,7 +3,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Interceptor, Operation, Verdict, ask, ask_about, ask_and, intercept_bytes};
-use crate::tier::part_path;
 use crate::{
     Attributes, Believed, Header, LeaseGuard, Object, Presence, Result, StoreError, Tier, TierId,
     TierLock, TierUsage,
@@ -102,13 +101,9 @@ impl Tier for InterceptedTier {
         self.inner.remove(ino)
     }
 
-    fn list_part(
-        &self,
-        part: u8,
-        each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        ask(&self.by, Operation::List, &part_path(self.inner.path(), part))?;
-        self.inner.list_part(part, each)
+    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()> {
+        self.ask(Operation::List)?;
+        self.inner.list(each)
     }
 
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {

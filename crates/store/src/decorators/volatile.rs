@@ -191,12 +191,8 @@ impl Tier for VolatileTier {
         self.logs.lock().remove(&ino);
         Ok(())
     }
-    fn list_part(
-        &self,
-        part: u8,
-        each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        self.inner.list_part(part, each)
+    fn list(&self, each: &mut dyn FnMut(u64, Result<Header>) -> ControlFlow<()>) -> Result<()> {
+        self.inner.list(each)
     }
     fn create_map(&self, ino: u64, extent_size: u64, size: u64) -> Result<Presence> {
         self.inner.create_map(ino, extent_size, size)
