@@ -72,8 +72,8 @@ pub use store::{
     Accessed, Answer, BytesHere, ChangeRight, CopiesMade, Counts, Entry, EntryPlus, Found,
     LeaveOrder, Member, MetaStore, Moment, NewInode, NodeName, NodeStatus, Options, Owned,
     Ownership, Queue, RecallAim, RecallRequest, Refreshed, RenameFlags, Renamed, Report,
-    RoundTrips, Times, Unlinked, Vanished, Violation, XattrFlags, XattrSizes, Xattrs, members_of,
-    node_statuses_of, settings_of,
+    RoundTrips, SPILL_OF_REMOVED, Times, Unlinked, Vanished, Violation, XattrFlags, XattrSizes,
+    Xattrs, members_of, node_statuses_of, settings_of, spill_of_removed,
 };
 pub use types::{
     Attr, Backing, Coded, Copies, FileKind, Fingerprint, Incarnation, Ino, Link, NameIn, Record,

@@ -8,9 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_node::Ino;
 use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_testing::wait_until;
 use parking_lot::Mutex;
-use rig::{KIB, MIB, Rig, noise};
+use rig::{CONTEXT, KIB, MIB, Rig, noise};
 
 fn objects(rig: &Rig, tier: usize) -> usize {
     let fans = std::fs::read_dir(rig.config.tiers[tier].dir.join("objects"));
@@ -42,6 +44,26 @@ fn start_after_a_crash_when_it_ends_half_way_then_the_next_one_believes_no_more(
     rig.start();
     assert_eq!(rig.used(), 0, "copies of before the crash are believed");
     rig::same(&rig.get("file"), &bytes, "file");
+}
+
+#[test]
+fn file_that_was_removed_while_open_when_the_start_ends_half_way_then_the_next_one_removes_it() {
+    let _alone = rig::alone();
+    let mut rig = Rig::new(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
+    rig.put("file", &noise(3, 600 * KIB));
+    for name in ["other", "another"] {
+        rig.put(name, &noise(4, 700 * KIB));
+    }
+    wait_until("it has moved", || objects(&rig, 1) > 0);
+    rig.open("file", libc::O_RDONLY);
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+    rig.crash();
+    fail::cfg("node.recover.tier", "1*return").unwrap();
+    let ended = catch_unwind(AssertUnwindSafe(|| rig.start()));
+    assert!(ended.is_err(), "the start did not fail");
+    fail::remove("node.recover.tier");
+    rig.start();
+    assert_eq!(rig.node().residency().set_aside().files, 0);
 }
 
 /// The device of a tier has of its maps what a sync of the tier has covered.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options};
+use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Timestamp};
 use forebay_node::{AtOnce, Context, Ino, NodeConfig, NodeError, SetAttr, WritebackPolicy};
 use forebay_store::decorators::Transparent;
 use forebay_testing::wait_for;
@@ -154,11 +154,59 @@ fn spill_file_of_a_removed_file_when_the_daemon_dies_first_then_the_next_start_r
     assert_eq!(rig.node().residency().set_aside().files, 0);
 }
 
-/// The files of whose spill files the namespace of a node that does not run has notes.
-fn noted(rig: &Rig) -> usize {
+#[test]
+fn spill_file_of_a_file_that_is_removed_while_open_when_the_daemon_ends_then_the_next_start_removes_it()
+ {
+    let _alone = rig::alone();
+    for is_killed in [true, false] {
+        let (mut rig, filler) = full();
+        let fh = rig.create("file");
+        rig.write(fh, 0, &noise(2, 30 * KIB));
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+        rig.node().release(filler);
+        assert_eq!(spill_files(&rig).len(), 1);
+        if !is_killed {
+            rig.node().stop(LIMIT);
+        }
+        rig.crash();
+        rig.start();
+        wait_until_all_went(&rig);
+        assert_eq!(rig.node().residency().set_aside().files, 0, "killed: {is_killed}");
+    }
+}
+
+/// As when the daemon dies right after it has removed the record, or another node removes it while this one
+/// is down.
+#[test]
+fn spill_file_when_only_the_namespace_says_that_its_file_was_removed_then_the_next_start_removes_it()
+ {
+    let _alone = rig::alone();
+    let (mut rig, filler) = full();
+    rig.put("file", &noise(2, 30 * KIB));
+    rig.node().release(filler);
+    rig.crash();
+    assert_eq!(spill_files(&rig).len(), 1);
+    let meta = namespace(&rig);
+    meta.unlink(Ino::ROOT, b"file", Timestamp::new(9, 0), false).unwrap();
+    meta.close();
+    drop(meta);
+    rig.start();
+    wait_until_all_went(&rig);
+    assert_eq!(rig.node().residency().set_aside().files, 0);
+    rig.crash();
+    assert_eq!(noted(&rig), 0, "what was noted of it stays");
+}
+
+/// The namespace of a node that does not run.
+fn namespace(rig: &Rig) -> MetaStore {
     let state = rig.config.tiers[0].dir.join("state/meta");
     let engine = Embedded::open(&state, &EmbeddedOptions::default()).unwrap();
-    let meta = MetaStore::open(Box::new(engine), &Options::default()).unwrap();
+    MetaStore::open(Box::new(engine), &Options::default()).unwrap()
+}
+
+/// The files of whose spill files the namespace of a node that does not run has notes.
+fn noted(rig: &Rig) -> usize {
+    let meta = namespace(rig);
     let noted = meta.settings_like("spill.").unwrap().len();
     meta.close();
     noted

@@ -546,6 +546,11 @@ impl<'a> Draft<'a> {
 
     fn delete_record(&mut self, record: &Record) -> Result<()> {
         self.delete(keys::record(record.ino));
+        if record.spilled {
+            // Without it the spill file could be the only copy of a file whose record is lost.
+            let removed = super::spill_of_removed(record.ino);
+            self.put(keys::setting(&removed), codec::encode_bytes(&[]));
+        }
         if record.xattrs == XattrState::Some {
             let prefix = keys::xattr(record.ino, b"");
             for (bytes, _) in self.store.scan(&prefix, None, usize::MAX)?.items {

@@ -78,6 +78,16 @@ const NAME_MAX: usize = 255;
 /// it was committed, before it is given up.
 const SPANNING_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// What the names of the settings begin with that [`spill_of_removed`] gives.
+pub const SPILL_OF_REMOVED: &str = "spill.gone.";
+
+/// The setting that says of an inode that it was removed while its record said that it has a spill file. It
+/// comes with the removal, and goes with the spill file.
+#[must_use]
+pub fn spill_of_removed(ino: Ino) -> String {
+    format!("{SPILL_OF_REMOVED}{:x}", ino.0)
+}
+
 const FORMAT: &str = "forebay.format";
 const COUNTS: &str = "forebay.counts";
 
@@ -551,8 +561,17 @@ impl MetaStore {
     /// # Errors
     /// If the engine fails.
     pub fn remove_setting(&self, name: &str) -> Result<()> {
+        self.remove_settings(&[name])
+    }
+
+    /// Removes free-form settings, all of them or none; no error if one is not there.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    pub fn remove_settings(&self, names: &[&str]) -> Result<()> {
         let mut transaction = MiniTransaction::default();
-        transaction.write.push(Write::Delete(keys::setting(name)));
+        let writes = names.iter().map(|name| Write::Delete(keys::setting(name)));
+        transaction.write.extend(writes);
         self.execute(&transaction).map(|_| ())
     }
 

@@ -240,12 +240,12 @@ impl Node {
             // A successor that failed may have left it (older versions do), and a start after a power cut
             // would believe it.
             state_files::remove(&self.state_dir, CLEAN_END)?;
+            self.residency.begin_removal_notes();
             self.release_orphans(&open)?;
             self.residency
                 .troubles
                 .set_lost(handed_over.lost.iter().copied(), handed_over.unseen.iter().copied());
             self.residency.count_set_aside();
-            self.residency.begin_removal_notes();
             for object in &handed_over.residents {
                 self.take_over_object(object)?;
             }

@@ -156,6 +156,10 @@ impl Node {
         let mut released = Vec::new();
         for ino in self.meta.orphans()?.into_iter().filter(|ino| !open.contains(ino)) {
             let is_unseen = self.meta.get(ino).is_ok_and(|record| record.has_unseen_names());
+            if !is_unseen {
+                // The next start knows it as well, should this one end half-way.
+                self.residency.note_removal(ino);
+            }
             match self.meta.release_orphan(ino, clock::wall_time()) {
                 Ok(_) if is_unseen => {}
                 Ok(_) => released.push(ino.0),

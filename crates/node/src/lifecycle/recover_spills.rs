@@ -23,8 +23,10 @@ impl Node {
             match self.meta.get(ino) {
                 Ok(record) if record.spilled && !is_removed(&record) => wanted.push(ino),
                 Ok(record) => self.dismiss_spill(ino, is_removed(&record))?,
-                // It was removed if that was noted; else its record is lost.
-                Err(forebay_meta::Error::Stale(_)) => self.dismiss_spill(ino, false)?,
+                // Without a note of its removal its record is lost.
+                Err(forebay_meta::Error::Stale(_)) => {
+                    self.dismiss_spill(ino, self.residency.is_spill_of_removed(ino)?)?;
+                }
                 // Nothing says that nobody needs it.
                 Err(error) if is_undecodable(&error) => {
                     tracing::error!(%ino, %error, "a spill file stays, and is not used");

@@ -4,8 +4,9 @@
 //! file. If the daemon dies before it is done, the next start finds objects without a record. A clean
 //! one is a copy and goes. A dirty one goes only if it was noted before (`removed` in the state
 //! directory, 8 bytes a file): without a note it may be that the namespace has lost its record, and it
-//! is set aside. So is a spill file, of which what is noted about it in the namespace says so. Bytes that the backing store lacks stay until the namespace is durable: many files
-//! share one sync of it.
+//! is set aside. So is a spill file; of that the namespace itself notes the removal, with the
+//! removal. Bytes that the backing store lacks stay until the namespace is durable: many files share one
+//! sync of it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -108,17 +109,17 @@ impl Residency {
 
     /// Notes that a file was removed, if what it leaves would be taken for the only copy.
     pub(crate) fn note_removed(&self, ino: Ino) {
-        if self.has_spill_noted(ino)
-            && let Err(error) = self.let_go_of_spill(ino)
-        {
-            tracing::debug!(%ino, %error, "a start may set the spill file of a removed file aside");
-        }
         if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
             return;
         }
         if !self.peers.changes_namespace_alone() {
             self.removals.3.lock().removed.insert(ino.0);
         }
+        self.note_removal(ino);
+    }
+
+    /// As [`Residency::note_removed`], whatever the file has on the tiers: that need not be known yet.
+    pub(crate) fn note_removal(&self, ino: Ino) {
         if let Some(mut file) = self.removals.1.get() {
             // Without a note it is set aside, should the daemon die now.
             drop(file.write_all(&ino.0.to_le_bytes()));

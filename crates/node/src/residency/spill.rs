@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_meta::Queue;
+use forebay_meta::{Queue, SPILL_OF_REMOVED, spill_of_removed};
 use forebay_store::{Attributes, Believed, ErrorClass, Header, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
@@ -566,8 +566,19 @@ impl Residency {
         if !self.spills_noted.load(Ordering::Acquire) {
             return Ok(Vec::new());
         }
-        let noted = self.meta.settings_like(SETTING)?;
-        Ok(noted.iter().filter_map(|ino| u64::from_str_radix(ino, 16).ok()).map(Ino).collect())
+        let mut noted = self.meta.settings_like(SETTING)?;
+        // Among the others these are no numbers.
+        noted.extend(self.meta.settings_like(SPILL_OF_REMOVED)?);
+        let mut noted: Vec<u64> =
+            noted.iter().filter_map(|ino| u64::from_str_radix(ino, 16).ok()).collect();
+        noted.sort_unstable();
+        noted.dedup();
+        Ok(noted.into_iter().map(Ino).collect())
+    }
+
+    /// Whether a file without a record was removed when that said that it has a spill file.
+    pub(crate) fn is_spill_of_removed(&self, ino: Ino) -> Result<bool> {
+        Ok(self.meta.setting(&spill_of_removed(ino))?.is_some())
     }
 
     /// Notes that a file's record is about to let go of its spill file.
@@ -624,7 +635,7 @@ impl Residency {
     pub(super) fn drop_forgotten_spill(&self, ino: Ino) -> Result<()> {
         self.backing.remove_spill(ino.0)?;
         self.failed_syncs.forget(ino);
-        Ok(self.meta.remove_setting(&spill_setting(ino))?)
+        Ok(self.meta.remove_settings(&[&spill_setting(ino), &spill_of_removed(ino)])?)
     }
 
     /// Gives a whole object of a spilled file a presence map, all dirty.
