@@ -368,6 +368,42 @@ fn newer_object_when_the_header_of_the_one_left_behind_is_known_then_it_counts()
     same(&rig.get("file"), &bytes, "after another one");
 }
 
+/// It can't be told whether it is the one that was noted.
+#[test]
+fn object_whose_header_is_gone_when_another_was_left_behind_under_its_name_then_a_rebuild_keeps_it()
+{
+    let (mut rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    let (bytes, _) = replaced_by_a_newer_one(&mut rig, &keeps);
+    let noted = note(&rig);
+    let object = objects(&rig, 0).into_iter().find(|it| it.file_name() == noted.file_stem());
+    rustix::fs::removexattr(object.expect("the newer one"), "user.forebay").unwrap();
+    std::fs::remove_dir_all(rig.dir.join("tier0/state/meta")).unwrap();
+    let request = CheckRequest {
+        tiers: rig.config.tiers.iter().map(|tier| tier.dir.clone()).collect(),
+        backing: Some(rig.backing()),
+        rebuild: true,
+        ..CheckRequest::default()
+    };
+    let found = check(&request, &mut |_| true).unwrap();
+    rig.start();
+    let aside = rig.node().residency().set_aside().list;
+    assert_eq!(aside.len(), 1, "{aside:?}: {found:?}");
+    same(&std::fs::read(&aside[0]).unwrap(), &bytes, "what is set aside");
+}
+
+#[test]
+fn object_that_may_be_another_than_was_left_behind_when_tried_again_then_it_stays() {
+    let (rig, keeps) = rig_that_keeps(&[MIB, 16 * MIB]);
+    moved_and_left(&rig, &keeps);
+    let object = object_of(&rig, 0, "file").expect("it is left behind");
+    keeps.on.store(false, Ordering::SeqCst);
+    let other = object.with_extension("other");
+    std::fs::write(&other, b"newer").unwrap();
+    std::fs::rename(&other, &object).unwrap();
+    rig.node().residency().remove_left_behind();
+    assert_eq!(std::fs::read(&object).unwrap(), b"newer");
+}
+
 /// Its header could not be read when it was noted.
 #[test]
 fn object_that_was_left_behind_when_its_header_can_be_read_again_then_it_goes() {

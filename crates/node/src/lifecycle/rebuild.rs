@@ -28,6 +28,7 @@ use crate::lifecycle::readopt::Found;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::trust::{Trust, Trusted};
 use crate::node::Node;
+use crate::residency::left_note::IsLeft;
 use crate::residency::recovered::put_back_as_dirty;
 use crate::residency::unseen::Unseen;
 use crate::writeback::parked;
@@ -302,7 +303,7 @@ impl Node {
                     self.dismiss(on, ino, checked);
                     continue;
                 }
-                Err(_) if self.residency.is_known_left_behind(index, Ino(ino), None) => {
+                Err(_) if self.residency.is_left(index, Ino(ino), None) == Some(IsLeft::Yes) => {
                     self.dismiss(on, ino, checked);
                     continue;
                 }

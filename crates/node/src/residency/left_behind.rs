@@ -388,15 +388,29 @@ impl Residency {
         open.into_iter().try_for_each(|ino| self.keep_out_left_behind(Ino(ino)))
     }
 
+    /// Tries again to remove what was left behind on a tier. What is not for certain that stays, and the next
+    /// start says what it is.
+    fn try_left_behind_again(&self, tier: u8, ino: Ino) {
+        let index = usize::from(tier);
+        if self.left_behind.get(&self.which(index, ino)).is_none() {
+            return;
+        }
+        let header = self.tiers[index].tier.open(ino.0).and_then(|object| object.header()).ok();
+        if self.is_left(index, ino, header.as_ref()) != Some(IsLeft::Yes) {
+            return;
+        }
+        if let Err(error) = self.remove_left_behind_on(tier, ino) {
+            tracing::debug!(%ino, %error, "an object that counts no more stays");
+        }
+    }
+
     /// Tries again to remove what a file has left behind.
     pub(crate) fn remove_left_behind_of(&self, ino: Ino) {
         if !self.left_behind.any.load(Ordering::Acquire) {
             return;
         }
         for tier in (0..self.tiers.len()).filter_map(|tier| u8::try_from(tier).ok()) {
-            if let Err(error) = self.remove_left_behind_on(tier, ino) {
-                tracing::debug!(%ino, %error, "an object that counts no more stays");
-            }
+            self.try_left_behind_again(tier, ino);
         }
     }
 
@@ -406,9 +420,7 @@ impl Residency {
             return;
         }
         for (tier, ino) in self.next_left_behind() {
-            if let Err(error) = self.remove_left_behind_on(tier, ino) {
-                tracing::debug!(%ino, %error, "an object that counts no more stays");
-            }
+            self.try_left_behind_again(tier, ino);
         }
     }
 
