@@ -12,7 +12,7 @@ use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use forebay_store::recover;
+use forebay_store::recover::{self, Aside};
 use forebay_store::tier::DirTier;
 use forebay_store::{Believed, DirBacking, ErrorClass, Header, Presence, StoreError, Tier};
 use forebay_types::Ino;
@@ -72,6 +72,26 @@ impl Progressed {
             return Ok(Some(error.to_string()));
         }
         self.wait(ino, what, &error, checked);
+        Ok(None)
+    }
+
+    /// What a look at an object says that was set aside; `None` if nothing, which this tells.
+    fn looked<T>(
+        &mut self,
+        aside: &Aside,
+        (ino, path): (u64, &Path),
+        looked: std::io::Result<T>,
+        checked: &mut Checked,
+    ) -> Result<Option<T>> {
+        let error = match looked {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => StoreError::io("look at", &aside.path, error),
+        };
+        let (path, kept) = (path.display(), aside.path.display());
+        let what = format!("{path}: its object is set aside as {kept}");
+        if let Some(why) = self.waits(ino, &what, error.into(), checked)? {
+            checked.problem(false, format!("{what}, and can't be put back: {why}"));
+        }
         Ok(None)
     }
 
@@ -423,7 +443,13 @@ impl Node {
                 checked.problem(true, what);
                 continue;
             }
-            if file.newest.is_after(&aside, header.as_ref().ok()).unwrap_or(true) {
+            let looked = file.newest.is_after(&aside, header.as_ref().ok());
+            let Some(is_older) =
+                done.looked(&aside, (ino, known.path.as_ref()), looked, checked)?
+            else {
+                continue;
+            };
+            if is_older {
                 if file.spill.is_none() {
                     let (path, kept) = (known.path.display(), aside.path.display());
                     let what = format!(
