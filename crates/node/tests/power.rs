@@ -750,6 +750,23 @@ fn spill_file_when_the_power_took_its_map_and_nothing_was_synced_then_the_file_i
     }
 }
 
+/// Then the file is not as below yet: the next start would lay the object over that.
+#[test]
+fn object_beside_a_spill_file_without_its_map_when_it_can_not_be_set_aside_then_no_versions_are_mixed()
+ {
+    let (mut rig, bytes) = rig_with_a_begun_spill_file(Missing::Map, true, false);
+    let lost = rig.dir.join("tier0/lost");
+    assert!(!lost.exists());
+    std::fs::write(&lost, "in the way").unwrap();
+    rig.start();
+    read_of(&rig, "large").expect_err("it is neither version");
+    rig.crash();
+    rig.start();
+    if let Ok(found) = read_of(&rig, "large") {
+        rig::same(&found, &bytes, "after another start");
+    }
+}
+
 #[test]
 fn spill_file_when_the_power_took_its_map_after_a_sync_then_no_older_version_is_shown() {
     for (missing, in_parts) in Missing::ALL {

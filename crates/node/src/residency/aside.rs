@@ -207,15 +207,17 @@ impl Residency {
         LostChanges { changes: report.changes, paths, kept: report.kept }
     }
 
-    /// Moves an object that can't be used, and may be the only copy, out of the way.
-    pub(crate) fn set_object_aside(&self, index: usize, ino: Ino, why: &str) {
+    /// Moves an object that can't be used, and may be the only copy, out of the way. Says whether it did.
+    pub(crate) fn set_object_aside(&self, index: usize, ino: Ino, why: &str) -> bool {
         let file = String::from_utf8_lossy(&self.path_of(ino)).into_owned();
         match self.tiers[index].tier.set_aside(ino.0) {
             Ok(kept) => {
                 tracing::warn!(%ino, file, why, kept = %kept.display(), "an object is set aside");
+                true
             }
             Err(error) => {
                 tracing::error!(%ino, file, why, %error, "an object that can't be used stays where it is");
+                false
             }
         }
     }
@@ -243,7 +245,10 @@ impl Residency {
         if header.synced || header.whole && is_acknowledged(&header, object.len()?) {
             return Ok(false);
         }
-        self.set_object_aside(index, ino, why);
+        if !self.set_object_aside(index, ino, why) {
+            // The next start would lay it over the older version.
+            return Ok(false);
+        }
         self.forget_resident(ino, None);
         Ok(true)
     }
