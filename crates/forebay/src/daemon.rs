@@ -194,7 +194,8 @@ fn detach(settings: &Settings, engine: &dyn Engine) -> Result<(MountConfig, File
     let prepared = MountConfig::from_settings(settings, engine.policies()).and_then(|config| {
         // Before the log, which lies in a tier.
         engine.check_tiers(&config)?;
-        let log = config.log_file.as_deref().map(logging::open_file).transpose()?;
+        let log = config.log_file.as_deref();
+        let log = log.map(|path| logging::open_file(path, &config.state_dir)).transpose()?;
         let null = || File::options().write(true).open("/dev/null").map_err(Error::io("/dev/null"));
         let log = log.map_or_else(null, Ok)?;
         let dup = |e: rustix::io::Errno| Error::io("standard output")(e.into());
@@ -236,7 +237,7 @@ pub fn run_foreground(
 fn prepare_foreground(config: &MountConfig, engine: &dyn Engine) -> Result<(), Error> {
     engine.check_tiers(config)?;
     if let Some(path) = &config.log_file {
-        let log = logging::open_file(path)?;
+        let log = logging::open_file(path, &config.state_dir)?;
         rustix::stdio::dup2_stderr(&log).map_err(|e| Error::io("standard error")(e.into()))?;
     }
     Ok(())

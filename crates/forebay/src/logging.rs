@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -96,29 +96,51 @@ pub fn set_filter(filter: &str) -> ControlResult<()> {
     set(parsed).map_err(wrong)
 }
 
-/// Opens the log file for appending, and makes its directory if need be.
-pub fn open_file(path: &Path) -> Result<File, Error> {
+/// Opens the log file for appending, and makes its directory if need be. The state lies in `state_dir`.
+pub fn open_file(path: &Path, state_dir: &Path) -> Result<File, Error> {
     let dir = path.parent().unwrap_or(path);
     let opened = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)
         .and_then(|()| File::options().append(true).create(true).mode(0o600).open(path));
-    opened.map_err(|error| match error.kind() {
-        // It lies where the state does, which can't be used, either.
-        std::io::ErrorKind::ReadOnlyFilesystem => Error::BadState(format!(
-            "{}: its file system is read-only, mostly after an error of its device (`dmesg` says which): \
-             unmount that file system, check it, mount it writable, and mount again. What is on it stays \
-             as it is",
-            dir.display()
-        )),
-        _ => Error::io(format!("log file {}", path.display()))(error),
-    })
+    opened.map_err(|error| not_opened(path, state_dir, error))
+}
+
+fn not_opened(path: &Path, state_dir: &Path, error: io::Error) -> Error {
+    let is_read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
+    if !is_read_only || device_of(path) != device_of(state_dir) {
+        return Error::io(format!("log file {}", path.display()))(error);
+    }
+    // It lies where the state does, which can't be used, either.
+    Error::BadState(format!(
+        "{}: its file system is read-only, mostly after an error of its device (`dmesg` says which): \
+         unmount that file system, check it, mount it writable, and mount again. What is on it stays \
+         as it is",
+        path.parent().unwrap_or(path).display()
+    ))
+}
+
+/// The file system on which a path lies, or would.
+fn device_of(path: &Path) -> Option<u64> {
+    let found = path.ancestors().find_map(|at| std::fs::metadata(at).ok());
+    found.map(|found| found.dev())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn read_only_place_of_the_log_when_the_state_lies_elsewhere_then_nothing_is_said_of_the_state()
+    {
+        let read_only = || io::Error::from_raw_os_error(libc::EROFS);
+        let state = Path::new("/nowhere/state");
+        let beside = not_opened(Path::new("/nowhere/log/file"), state, read_only());
+        assert!(matches!(beside, Error::BadState(_)), "{beside}");
+        let elsewhere = not_opened(Path::new("/proc/log"), state, read_only());
+        assert!(!matches!(elsewhere, Error::BadState(_)), "{elsewhere}");
+    }
 
     #[test]
     fn event_when_a_name_has_line_ends_and_escapes_then_one_plain_line() {
