@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use forebay_meta::{Error as MetaError, Link, NameIn, Record};
 use forebay_store::{Attributes, ErrorClass, StoreError};
-use forebay_types::{Ino, Timestamp};
+use forebay_types::{Fingerprint, Ino, Timestamp};
 
 use super::conflict_places::{Seen, join, split};
 use super::identity::is_own;
@@ -43,6 +43,8 @@ pub struct Conflict {
     pub why: Cow<'static, str>,
     /// By what its directory is found again when it was moved.
     pub(super) seen: Seen,
+    /// What others have there, by which this daemon knows that it has told of that already.
+    pub(super) theirs: Option<Fingerprint>,
 }
 
 impl Conflict {
@@ -312,10 +314,16 @@ impl Writeback {
     }
 
     /// What others have under a name that was removed here stays and becomes visible again.
-    pub(super) fn keep_foreign(&self, work: &mut Work<'_>, link: &Link, why: &'static str) {
+    pub(super) fn keep_foreign(
+        &self,
+        work: &mut Work<'_>,
+        link: &Link,
+        found: &Attributes,
+        why: &'static str,
+    ) {
         tracing::debug!(ino = %work.ino(), ?link, record = ?work.record, "theirs stays");
         work.foreign(link);
-        self.remember(link, None, why);
+        self.list_conflict(link, None, Some(found.fingerprint()), why);
     }
 
     /// Others removed or replaced an unchanged file whose names were changed here, and no tier has it: there is
@@ -335,13 +343,29 @@ impl Writeback {
     }
 
     pub(crate) fn remember(&self, link: &Link, ours: Option<Vec<u8>>, why: &'static str) {
+        self.list_conflict(link, ours, None, why);
+    }
+
+    fn list_conflict(
+        &self,
+        link: &Link,
+        ours: Option<Vec<u8>>,
+        theirs: Option<Fingerprint>,
+        why: &'static str,
+    ) {
         let here = self.meta.path(link.parent).ok().flatten();
         // A directory that was removed here has a name in the store only.
         let dir = here.or_else(|| self.meta.backing_path(link.parent).ok().flatten());
         let path = join(&dir.unwrap_or_default(), &link.name);
         let (when, seen) = (clock::wall_time(), self.seen_under(link));
-        let conflict =
-            Conflict { path: path.clone(), ours: ours.clone(), when, why: why.into(), seen };
+        let conflict = Conflict {
+            path: path.clone(),
+            ours: ours.clone(),
+            when,
+            why: why.into(),
+            seen,
+            theirs,
+        };
         if !self.reconciler.conflicts.lock().add(conflict) {
             return;
         }

@@ -62,10 +62,10 @@ impl Conflicts {
         Conflicts { count: 0, latest, file: Some(file), lines, behind: false }
     }
 
-    /// Adds one, unless it is listed already: of several removed files of one name each finds what others
-    /// put there. Says whether it is new.
+    /// Adds one, unless it tells of a version of others that is listed already: of several removed files of
+    /// one name each finds what others put there. Says whether it is new.
     pub(super) fn add(&mut self, conflict: Conflict) -> bool {
-        if conflict.ours.is_none() && self.latest.iter().any(|known| is_same(known, &conflict)) {
+        if self.latest.iter().any(|known| is_same(known, &conflict)) {
             return false;
         }
         self.count += 1;
@@ -155,10 +155,12 @@ impl Conflicts {
     }
 }
 
-/// Whether two conflicts say the same, perhaps not at the same moment.
+/// Whether two conflicts tell of one version of others, perhaps not at the same moment. Where none is known,
+/// each is of its own: something else may have been lost under that path.
 fn is_same(one: &Conflict, other: &Conflict) -> bool {
-    (&one.path, &one.ours, &one.why, &one.seen)
-        == (&other.path, &other.ours, &other.why, &other.seen)
+    one.theirs.zip(other.theirs).is_some_and(|(one, other)| one.same_content(&other))
+        && (&one.path, &one.ours, &one.why, &one.seen)
+            == (&other.path, &other.ours, &other.why, &other.seen)
 }
 
 fn read(file: &Path) -> io::Result<String> {
@@ -195,18 +197,20 @@ fn of_line(line: &str) -> Option<Conflict> {
         field => Some(name(field)?),
     };
     let why = Cow::Owned(fields.next()?.to_owned());
-    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why, seen })
+    Some(Conflict { path, ours, when: Timestamp::new(sec, 0), why, seen, theirs: None })
 }
 
 #[cfg(test)]
 mod tests {
+    use forebay_types::Fingerprint;
+
     use super::*;
 
     fn conflict(path: &[u8], ours: Option<&[u8]>) -> Conflict {
         let when = Timestamp::new(1_700_000_000, 0);
         let ours = ours.map(<[u8]>::to_vec);
         let (why, seen) = ("changed here and by others".into(), Seen::default());
-        Conflict { path: path.to_vec(), ours, when, why, seen }
+        Conflict { path: path.to_vec(), ours, when, why, seen, theirs: None }
     }
 
     #[test]
@@ -266,18 +270,31 @@ mod tests {
     }
 
     #[test]
-    fn conflict_without_a_version_of_ours_when_noticed_again_then_it_is_listed_once() {
+    fn version_of_others_when_found_again_then_it_is_listed_once() {
         let dir = tempfile::tempdir().unwrap();
         let mut list = Conflicts::load(dir.path());
-        let later = |ours| {
-            let when = Timestamp::new(1_800_000_000, 0);
-            Conflict { when, ..conflict(b"one", ours) }
+        let later = |ours, size| {
+            let (when, born) = (Timestamp::new(1_800_000_000, 0), Timestamp::default());
+            let print = Fingerprint { size, born, ..Fingerprint::default() };
+            Conflict { when, theirs: Some(print), ..conflict(b"one", ours) }
         };
-        assert!(list.add(conflict(b"one", None)) && !list.add(later(None)));
-        assert!(list.add(conflict(b"other", None)) && list.add(later(Some(b"kept"))));
+        assert!(list.add(later(None, 1)) && !list.add(later(None, 1)));
+        assert!(list.add(later(None, 2)), "another version of theirs");
+        assert!(list.add(later(Some(b"kept"), 2)));
         assert_eq!(list.snapshot().0, 3);
         list.forget(&mut |conflict| conflict.path == b"one");
-        assert!(list.add(later(None)), "what was forgotten is told again");
+        assert!(list.add(later(None, 2)), "what was forgotten is told again");
+    }
+
+    #[test]
+    fn conflict_when_another_has_the_same_path_and_reason_then_each_is_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut list = Conflicts::load(dir.path());
+        assert!(list.add(conflict(b"one", None)) && list.add(conflict(b"one", None)));
+        assert_eq!(list.snapshot().0, 2);
+        let mut list = Conflicts::load(dir.path());
+        assert!(list.add(conflict(b"one", None)));
+        assert_eq!(list.snapshot().1.len(), 3);
     }
 
     #[test]

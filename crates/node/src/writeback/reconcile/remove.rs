@@ -143,7 +143,7 @@ impl Writeback {
             return Ok(());
         }
         tracing::debug!(ino = %work.ino(), ?link, ?found, record = ?work.record, "not ours");
-        self.keep_foreign(work, link, "removed here, changed by others");
+        self.keep_foreign(work, link, found, "removed here, changed by others");
         Ok(())
     }
 
@@ -197,7 +197,9 @@ impl Writeback {
                 let itself = self.backing.open_dir(dir, os(name))?;
                 if self.has_entries(&itself)? {
                     if !self.is_made_again(work, link)? {
-                        self.keep_foreign(work, link, "directory removed here, filled by others");
+                        let now = self.backing.stat(&itself, os(b""))?;
+                        let why = "directory removed here, filled by others";
+                        self.keep_foreign(work, link, &now, why);
                     }
                     self.drop_handle(work.ino());
                     work.went(link);
