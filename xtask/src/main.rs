@@ -31,7 +31,7 @@ Usage: cargo xtask tidy|audit [ROOT]
   site     put the sources of the book of documents together in DIR, for mdBook
   test     run all tests, several test programs side by side (FOREBAY_TEST_LANES, 2)
 
-ROOT is that of this workspace unless another one is named.";
+ROOT is that of the workspace of the current directory unless another one is named.";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -46,8 +46,8 @@ fn main() -> ExitCode {
     if command.as_deref() == Some("site") {
         return site(arguments.next().as_deref());
     }
-    let root = arguments.next().map_or_else(repository::root, PathBuf::from);
-    match run(command.as_deref(), &root) {
+    let root = arguments.next().map_or_else(repository::root, |root| Ok(PathBuf::from(root)));
+    match root.and_then(|root| run(command.as_deref(), &root)) {
         Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,
         Ok(findings) => {
             for finding in &findings {
@@ -64,8 +64,8 @@ fn main() -> ExitCode {
 }
 
 fn site(to: Option<&str>) -> ExitCode {
-    let root = repository::root();
     let staged = to.map(|to| {
+        let root = repository::root()?;
         let repository = Repository::read(&root)?;
         site::stage(&repository, &root, Path::new(to))
     });
@@ -86,7 +86,7 @@ fn site(to: Option<&str>) -> ExitCode {
 }
 
 fn tests(arguments: &[String]) -> ExitCode {
-    match test::run(&repository::root(), arguments) {
+    match repository::root().and_then(|root| test::run(&root, arguments)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

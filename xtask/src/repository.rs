@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// Larger files are listed, not read.
 const MAX_READ: u64 = 4 << 20;
@@ -19,10 +19,26 @@ pub struct Repository {
     files: BTreeMap<String, Option<String>>,
 }
 
-/// The root of the workspace.
-pub fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
+/// The root of the workspace that the current directory is in, wherever this program was built: it must
+/// not judge another tree than the one that it is run in.
+///
+/// # Errors
+/// When the current directory is in none.
+pub fn root() -> Result<PathBuf> {
+    let here = std::env::current_dir().context("the current directory")?;
+    match root_above(&here) {
+        Some(root) => Ok(root.to_path_buf()),
+        None => bail!("{} is in no workspace: run this in the repository", here.display()),
+    }
+}
+
+/// The nearest directory whose `Cargo.toml` is that of a workspace with this package (fuzzers have one of
+/// their own).
+fn root_above(dir: &Path) -> Option<&Path> {
+    dir.ancestors().filter(|dir| dir.join("xtask/Cargo.toml").is_file()).find(|dir| {
+        let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap_or_default();
+        manifest.lines().any(|line| line.trim() == "[workspace]")
+    })
 }
 
 impl Repository {
@@ -144,8 +160,23 @@ mod tests {
     }
 
     #[test]
+    fn root_when_below_a_workspace_then_that_with_this_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifests = [("xtask", "[package]\n"), ("crates/one/fuzz", "[workspace]\n")];
+        for (package, manifest) in manifests {
+            std::fs::create_dir_all(dir.path().join(package).join("src")).unwrap();
+            std::fs::write(dir.path().join(package).join("Cargo.toml"), manifest).unwrap();
+        }
+        assert_eq!(root_above(&dir.path().join("xtask/src")), None);
+        std::fs::write(dir.path().join("Cargo.toml"), "[workspace]\n").unwrap();
+        for below in ["", "crates", "xtask/src", "crates/one/fuzz/src"] {
+            assert_eq!(root_above(&dir.path().join(below)), Some(dir.path()), "{below}");
+        }
+    }
+
+    #[test]
     fn read_when_run_here_then_this_file_is_found() {
-        let repository = Repository::read(&root()).unwrap();
+        let repository = Repository::read(&root().unwrap()).unwrap();
         assert!(repository.text("xtask/src/repository.rs").is_some());
         assert!(!repository.files().keys().any(|path| path.starts_with("target/")));
     }
