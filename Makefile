@@ -23,10 +23,10 @@ help: ## Show this list
 demo: ## Show what Forebay does: slow disk, cache, plot (root, about 2 minutes after the build)
 	bench/demo.sh
 
-test: ## Run the tests (root for those with mounts; about 10 minutes on two cores)
+test: ## Run the tests (root for those with mounts; about 6 minutes on two cores)
 	FOREBAY_TEST_SET=quick timeout --foreground --kill-after=30 $(TEST_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
-test-long: ## Run the tests that take long (about 20 minutes on two cores)
+test-long: ## Run the tests that take long (about 10 minutes on two cores)
 	FOREBAY_TEST_SET=long timeout --foreground --kill-after=30 $(TEST_LONG_MINUTES)m $(CARGO) xtask test $(FEATURES)
 
 build: ## Build the release binaries

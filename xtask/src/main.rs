@@ -29,7 +29,7 @@ Usage: cargo xtask tidy|audit [ROOT]
   audit    check the dependencies: licences, sources, banned and repeated crates, and advisories
            where their database can be had
   site     put the sources of the book of documents together in DIR, for mdBook
-  test     run all tests, several test programs side by side (FOREBAY_TEST_LANES, 2)
+  test     run all tests, several test programs side by side (FOREBAY_TEST_LANES, 3)
 
 ROOT is that of the workspace of the current directory unless another one is named.";
 

@@ -26,7 +26,7 @@ use self::program::{Outcome, Program};
 
 /// Builds and runs all tests with the arguments for cargo (features) as given. True if all passed.
 ///
-/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (2; 3 of those that take long, which
+/// Environment: `FOREBAY_TEST_LANES`, test programs side by side (3; 5 of those that take long, which
 /// mostly wait); `FOREBAY_TEST_ONLY`, names of
 /// test programs, separated by blanks, runs these and no examples of the documentation;
 /// `FOREBAY_TEST_SET`, `quick` or `long`, leaves out the programs that take long ([`slow`]), or runs

@@ -88,12 +88,12 @@ impl Set {
         })
     }
 
-    /// How many programs run side by side, unless somebody says so. Those that take long mostly wait for
-    /// time limits of other nodes.
+    /// How many programs run side by side, unless somebody says so. All wait for half of their time (three
+    /// use two processors by half), and those that take long mostly, for time limits of other nodes.
     pub fn lanes(self) -> usize {
         match self {
-            Set::All | Set::Quick => 2,
-            Set::Long => 3,
+            Set::All | Set::Quick => 3,
+            Set::Long => 5,
         }
     }
 
