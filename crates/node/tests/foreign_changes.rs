@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use forebay_node::{Ino, NameIn, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::Transparent;
 use forebay_testing::wait_until;
+use rig::hold::{removed_by_others, replaced_by_others};
 use rig::{CONTEXT, MIB, Rig, noise};
 
 /// A node that looks at the backing store each time.
@@ -177,8 +178,10 @@ fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_
     let (fh, ours) = written_and_synced(&rig);
     let ino = rig.ino("file");
     let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"renamed"));
+    let held = rig.hold_workers();
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
-    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    removed_by_others(&rig);
+    drop(held);
     drop(rig.node().writeback().reconcile(ino));
     assert!(rig.read_all(fh) == ours);
     rig.node().release(fh);
@@ -186,8 +189,9 @@ fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_
     assert!(rig.plain("renamed") == ours);
 }
 
-/// A file below that is only moved here, not changed; its bytes are on the tier, or not.
-fn unchanged_and_renamed(rig: &Rig, resident: bool) -> (Ino, Vec<u8>) {
+/// A file below that is only moved here, not changed; its bytes are on the tier, or not. Then others do
+/// something, before a worker comes to it.
+fn unchanged_and_renamed(rig: &Rig, resident: bool, others: fn(&Rig)) -> (Ino, Vec<u8>) {
     let bytes = noise(1, 20_000);
     std::fs::write(rig.backing().join("file"), &bytes).unwrap();
     age(rig, "file");
@@ -196,14 +200,11 @@ fn unchanged_and_renamed(rig: &Rig, resident: bool) -> (Ino, Vec<u8>) {
         assert!(rig.get("file") == bytes);
         assert!(rig.used() >= 20_000, "it is on the tier");
     }
+    let _held = rig.hold_workers();
     let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"renamed"));
     rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    others(rig);
     (ino, bytes)
-}
-
-fn replaced_by_others(rig: &Rig) {
-    std::fs::write(rig.backing().join("new"), b"theirs").unwrap();
-    std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
 }
 
 #[test]
@@ -214,8 +215,7 @@ fn file_moved_here_when_others_replace_its_old_name_then_it_is_put_back_from_the
 
 fn old_name_is_replaced(seen_first: bool) {
     let rig = rig();
-    let (ino, bytes) = unchanged_and_renamed(&rig, true);
-    replaced_by_others(&rig);
+    let (ino, bytes) = unchanged_and_renamed(&rig, true, replaced_by_others);
     if seen_first {
         look(&rig, ino);
         assert!(rig.get("renamed") == bytes);
@@ -233,8 +233,7 @@ fn old_name_is_replaced(seen_first: bool) {
 #[test]
 fn file_moved_here_when_others_remove_its_old_name_then_it_is_put_back_from_the_tier() {
     let rig = rig();
-    let (ino, bytes) = unchanged_and_renamed(&rig, true);
-    std::fs::remove_file(rig.backing().join("file")).unwrap();
+    let (ino, bytes) = unchanged_and_renamed(&rig, true, removed_by_others);
     drop(rig.node().writeback().reconcile(ino));
     rig.drain();
     assert_eq!(names(&rig), ["renamed"]);
@@ -245,8 +244,7 @@ fn file_moved_here_when_others_remove_its_old_name_then_it_is_put_back_from_the_
 #[test]
 fn file_moved_here_when_nothing_of_it_is_on_the_tier_then_its_loss_is_named() {
     let rig = rig();
-    let (ino, _) = unchanged_and_renamed(&rig, false);
-    replaced_by_others(&rig);
+    let (ino, _) = unchanged_and_renamed(&rig, false, replaced_by_others);
     drop(rig.node().writeback().reconcile(ino));
     rig.drain();
     assert_eq!(names(&rig), ["file"]);
@@ -255,8 +253,8 @@ fn file_moved_here_when_nothing_of_it_is_on_the_tier_then_its_loss_is_named() {
     assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]));
 }
 
-/// Sets mode and time of a file that is on the tier, and does not let the worker come to it yet.
-fn attributes_set(rig: &Rig) -> Ino {
+/// Sets mode and time of a file that is on the tier. Then others do something, before a worker comes to it.
+fn attributes_set(rig: &Rig, others: impl FnOnce(&Rig)) -> Ino {
     std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
     age(rig, "file");
     assert_eq!(rig.get("file").len(), 20_000);
@@ -266,17 +264,19 @@ fn attributes_set(rig: &Rig) -> Ino {
         mtime: Some(SetTime::At(Timestamp::new(1_000_000_000, 0))),
         ..SetAttr::default()
     };
+    let _held = rig.hold_workers();
     rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+    others(rig);
     ino
 }
 
 #[test]
 fn file_whose_attributes_are_due_when_others_changed_it_then_it_is_theirs_and_seen() {
     let rig = rig();
-    let ino = attributes_set(&rig);
     // Of the same length: only the time tells.
     let theirs = noise(7, 20_000);
-    std::fs::write(rig.backing().join("file"), &theirs).unwrap();
+    let changed = |rig: &Rig| std::fs::write(rig.backing().join("file"), &theirs).unwrap();
+    let ino = attributes_set(&rig, changed);
     let before = std::fs::metadata(rig.backing().join("file")).unwrap();
     drop(rig.node().writeback().reconcile(ino));
     rig.drain();
@@ -298,9 +298,7 @@ fn file_whose_attributes_are_due_when_others_changed_it_then_it_is_theirs_and_se
 #[test]
 fn file_whose_attributes_are_due_when_others_replaced_it_then_theirs_is_not_touched() {
     let rig = rig();
-    let ino = attributes_set(&rig);
-    std::fs::write(rig.backing().join("new"), b"theirs").unwrap();
-    std::fs::rename(rig.backing().join("new"), rig.backing().join("file")).unwrap();
+    let ino = attributes_set(&rig, replaced_by_others);
     let before = std::fs::metadata(rig.backing().join("file")).unwrap();
     drop(rig.node().writeback().reconcile(ino));
     rig.drain();
@@ -312,7 +310,7 @@ fn file_whose_attributes_are_due_when_others_replaced_it_then_theirs_is_not_touc
 #[test]
 fn attributes_when_nobody_else_is_there_then_they_are_set() {
     let rig = rig();
-    attributes_set(&rig);
+    attributes_set(&rig, |_| ());
     rig.drain();
     let after = std::fs::metadata(rig.backing().join("file")).unwrap();
     assert_eq!((after.mode() & 0o7777, after.mtime()), (0o600, 1_000_000_000));

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod device;
+pub mod hold;
 pub mod kept;
 pub mod passing;
 
@@ -61,6 +62,7 @@ pub struct Rig {
     pub dir: PathBuf,
     pub config: NodeConfig,
     by: Arc<dyn Interceptor>,
+    hold: Arc<hold::Hold>,
     /// Nothing stands between the node and the backing store, so that the kernel can be given its files.
     pub bare: bool,
     /// Is asked about the operations of tiers, if there is one.
@@ -111,7 +113,9 @@ impl Rig {
         config.backing_timeout = Duration::from_secs(5);
         change(&mut config);
         let _beside = (!IS_ALONE.get()).then(|| OTHERS.read_recursive());
-        Rig { dir, config, by, bare: false, by_tier: None, in_front: None, node: None, _beside }
+        let hold = Arc::default();
+        let (bare, by_tier, in_front, node) = (false, None, None, None);
+        Rig { dir, config, by, hold, bare, by_tier, in_front, node, _beside }
     }
 
     pub fn small(tier: u64) -> Self {
@@ -125,7 +129,10 @@ impl Rig {
         let inner = Arc::new(DirBacking::open(self.backing(), &owner).unwrap());
         let backing: Arc<dyn BackingStore> = match self.bare {
             true => inner,
-            false => Arc::new(InterceptedBacking::new(inner, self.by.clone())),
+            false => {
+                let asked = Arc::new(InterceptedBacking::new(inner, self.by.clone()));
+                Arc::new(InterceptedBacking::new(asked, self.hold.clone()))
+            }
         };
         let in_front = |tier: Arc<dyn Tier>| -> Arc<dyn Tier> {
             let tier =
@@ -149,6 +156,12 @@ impl Rig {
 
     pub fn node(&self) -> &Arc<Node> {
         self.node.as_ref().unwrap()
+    }
+
+    /// Until what it gives is dropped, the backing store has no answer for any thread but this one: no worker
+    /// comes between what a test does here and what it does there, however slow the machine is.
+    pub fn hold_workers(&self) -> hold::Held {
+        self.hold.begin()
     }
 
     pub fn backing(&self) -> PathBuf {
