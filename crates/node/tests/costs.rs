@@ -110,8 +110,9 @@ fn cost(kind: Kind, count: usize, with_sync: bool) -> u64 {
     rig.start();
     let change = kind(&rig, count);
     let sync = |rig: &Rig| {
-        let until = std::time::Instant::now() + Duration::from_secs(20);
-        rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(300);
+        let synced = rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+        assert!(synced.complete && !synced.cut_short, "{synced:?}");
     };
     sync(&rig);
     let before = counter.0.load(Ordering::Relaxed);
