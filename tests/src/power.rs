@@ -39,8 +39,8 @@ const WORKER_LIMIT: Duration = Duration::from_secs(30);
 const CUTS_BETWEEN_DRAINS: usize = 12;
 /// After one in so many cuts, too, by `forebay sync`.
 const CUTS_BETWEEN_SYNCS: u64 = 4;
-/// How long the daemon may take to come to the point at which it is to stand.
-const TO_THE_POINT: Duration = Duration::from_secs(1);
+/// So many more cuts at a point that every load comes to, where the daemon did not come to those drawn.
+const SURE_CUTS: usize = 3;
 /// A run with more findings than this is not worth its time.
 const MAX_FINDINGS: usize = 25;
 
@@ -99,6 +99,8 @@ struct Run {
     kinds: Kinds,
     /// The fail points at one of which the daemon is to stand when the power fails; none: at any time.
     points: Vec<String>,
+    /// At one of them that it comes to for certain.
+    is_sure: bool,
     tally: Tally,
 }
 
@@ -183,7 +185,16 @@ pub fn run(seed: u64, cuts: Cuts) -> Outcome {
     println!("seed {seed}: {}", run.site.kinds());
     let began = Instant::now();
     let mut left = cuts.count;
-    while left > 0 && run.tally.wrong.len() < MAX_FINDINGS {
+    let mut sure = if cuts.at_points { SURE_CUTS.min(cuts.count) } else { 0 };
+    let is_to_stand = sure > 0;
+    while run.tally.wrong.len() < MAX_FINDINGS {
+        run.is_sure = left == 0;
+        if run.is_sure {
+            if sure == 0 || !run.tally.stood.never() {
+                break;
+            }
+            (sure, left) = (sure - 1, 1);
+        }
         let era = left.min(CUTS_BETWEEN_DRAINS);
         let before = run.tally.cuts;
         if let Err(failure) = run.era(era) {
@@ -192,7 +203,12 @@ pub fn run(seed: u64, cuts: Cuts) -> Outcome {
         left -= (run.tally.cuts - before).clamp(1, left);
     }
     println!("{:.0?}", began.elapsed());
-    run.tally.report()
+    run.tally.report()?;
+    ensure!(
+        !is_to_stand || !run.tally.stood.never(),
+        "the daemon stood at no point when it was cut"
+    );
+    Ok(())
 }
 
 impl Tally {
@@ -222,8 +238,8 @@ impl Run {
         rustix::fs::syncfs(fs::File::open(site.path("backing"))?)?;
         let mut random = Random::new(random.bits());
         let settings = MountSettings::choose(&mut random);
-        let (points, tally) = (Vec::new(), Tally::default());
-        Ok(Self { site, random, oracles, stamp, settings, layout, kinds, points, tally })
+        let (points, is_sure, tally) = (Vec::new(), false, Tally::default());
+        Ok(Self { site, random, oracles, stamp, settings, layout, kinds, points, is_sure, tally })
     }
 
     /// Nothing can be said of these disks any more.
@@ -381,7 +397,10 @@ impl Run {
         if self.points.is_empty() {
             return Ok(());
         }
-        let stand = Stand::choose(&mut self.random, &self.points);
+        let stand = match self.is_sure {
+            true => Stand::sure(),
+            false => Stand::choose(&mut self.random, &self.points),
+        };
         self.site.kill();
         self.site.mount_to_stand(&self.settings, stand)
     }
@@ -390,7 +409,7 @@ impl Run {
     /// Whether it does.
     fn freeze_at_point(&mut self) -> Outcome<bool> {
         let Some(stand) = self.site.take_stand() else { return Ok(false) };
-        let stood = eventually(TO_THE_POINT, || self.site.is_at_point());
+        let stood = eventually(stand.limit, || self.site.is_at_point());
         self.tally.stood.count(&stand.point, stood);
         if stood {
             // What does not need what the point holds goes on.

@@ -145,13 +145,13 @@ mod tests {
 
     #[test]
     fn disk_when_a_limit_has_passed_then_it_is_unmounted() {
-        if !crate::os::is_root() {
-            return;
-        }
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "none"]).arg(dir.path()).status();
-        assert!(mounted.is_ok_and(|status| status.success()));
+        let mounted = mount.args(["-t", "tmpfs", "none"]).arg(dir.path()).output();
+        if !mounted.as_ref().is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: no tmpfs here: {mounted:?}");
+            return;
+        }
         assert!(is_mounted(dir.path()));
         let state = State::new();
         state.disks.lock().insert(dir.path().to_owned());

@@ -148,7 +148,7 @@ enum Suite {
         #[arg(long, requires = "cases")]
         only: Vec<String>,
         /// While the daemon stands at one of its fail points, drawn for each cut. Needs a binary with the
-        /// feature `failpoints`.
+        /// feature `failpoints`, and fails when the daemon never stood at one.
         #[arg(long, conflicts_with = "cases")]
         at_points: bool,
         /// The file system of all disks; without it each has one by the seed.

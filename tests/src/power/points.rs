@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use crate::random::Random;
 
@@ -12,19 +13,34 @@ const STANDS_S: u64 = STANDS_MS / 1000;
 /// `nanosleep` and `clock_nanosleep`, and which of their arguments is the time.
 const SLEEPS: [(&str, usize); 2] = [("35", 0), ("230", 2)];
 
+/// How long the daemon may take to come to a point: it may not come by it at all.
+const TO_A_POINT: Duration = Duration::from_secs(1);
+/// The same of a point that it comes to for certain.
+const TO_A_SURE_POINT: Duration = Duration::from_secs(30);
+/// Each program makes files, and what is new has an object.
+const SURE: &str = "store.create.before_header";
+
 /// A point, and how often the daemon passes it before it stands there.
 #[derive(Clone, Debug)]
 pub struct Stand {
     /// The point.
     pub point: String,
     passed: u64,
+    /// How long to wait for it.
+    pub limit: Duration,
 }
 
 impl Stand {
     /// One of these points.
     pub fn choose(random: &mut Random, points: &[String]) -> Self {
         let most = *random.pick(&[1, 4, 30]);
-        Self { point: random.pick(points).clone(), passed: random.below(most) }
+        let (point, passed) = (random.pick(points).clone(), random.below(most));
+        Self { point, passed, limit: TO_A_POINT }
+    }
+
+    /// One that every load comes to.
+    pub fn sure() -> Self {
+        Self { point: SURE.into(), passed: 0, limit: TO_A_SURE_POINT }
     }
 
     /// As the daemon is told.
@@ -65,6 +81,11 @@ impl Stood {
         let (tried, reached) = self.0.entry(point.to_owned()).or_default();
         *tried += 1;
         *reached += u32::from(stood);
+    }
+
+    /// Whether the daemon never stood at any point.
+    pub fn never(&self) -> bool {
+        self.0.values().all(|(_, stood)| *stood == 0)
     }
 
     /// What is told at the end.

@@ -412,7 +412,9 @@ pub fn fail_points() -> Outcome<Vec<String>> {
     let is_here = |point: &&str| !NOT_HERE.iter().any(|not| point.starts_with(not));
     let points: Vec<String> = told.split_whitespace().filter(is_here).map(str::to_owned).collect();
     match points.is_empty() {
-        true => Err(Failure::Skipped("the binary has no fail points".into())),
+        true => Err(Failure::at(
+            "the binary has no fail points: build it with its feature `failpoints`",
+        )),
         false => Ok(points),
     }
 }

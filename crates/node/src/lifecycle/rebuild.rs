@@ -22,7 +22,7 @@ use crate::config::{NodeConfig, TierConfig};
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::lifecycle::check::{CheckRequest, Checked, is_newer, is_unreadable};
-use crate::lifecycle::former::{self, Former};
+use crate::lifecycle::former::{self, Former, Known};
 use crate::lifecycle::members::StoreHas;
 use crate::lifecycle::readopt::Found;
 use crate::lifecycle::recover::RECOVERED;
@@ -93,6 +93,30 @@ impl Progressed {
             checked.problem(false, format!("{what}, and can't be put back: {why}"));
         }
         Ok(None)
+    }
+
+    /// Whether an object that was set aside is older than what its file was, or can't be looked at: that is
+    /// told.
+    fn is_no_newest(
+        &mut self,
+        aside: &Aside,
+        (ino, file): (u64, &Known),
+        header: Option<&Header>,
+        checked: &mut Checked,
+    ) -> Result<bool> {
+        let known: &Path = file.header.path.as_ref();
+        let looked = file.newest.is_after(aside, header);
+        let Some(is_older) = self.looked(aside, (ino, known), looked, checked)? else {
+            return Ok(true);
+        };
+        if is_older && file.spill.is_none() {
+            let (path, kept) = (known.display(), aside.path.display());
+            let what = format!(
+                "{path}: what was written last is gone: {kept}, which was set aside before, is older"
+            );
+            checked.problem(false, what);
+        }
+        Ok(is_older)
     }
 
     fn wait(&mut self, ino: u64, what: &str, why: &dyn Display, checked: &mut Checked) {
@@ -443,20 +467,7 @@ impl Node {
                 checked.problem(true, what);
                 continue;
             }
-            let looked = file.newest.is_after(&aside, header.as_ref().ok());
-            let Some(is_older) =
-                done.looked(&aside, (ino, known.path.as_ref()), looked, checked)?
-            else {
-                continue;
-            };
-            if is_older {
-                if file.spill.is_none() {
-                    let (path, kept) = (known.path.display(), aside.path.display());
-                    let what = format!(
-                        "{path}: what was written last is gone: {kept}, which was set aside before, is older"
-                    );
-                    checked.problem(false, what);
-                }
+            if done.is_no_newest(&aside, (ino, file), header.as_ref().ok(), checked)? {
                 continue;
             }
             let header = header.ok().filter(|header| header.dirty);
