@@ -3,7 +3,7 @@
 
 mod rig;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_node::{Ino, NameIn};
@@ -139,14 +139,17 @@ fn file_written_anew_without_a_sync_when_the_machine_stops_then_the_old_version_
     kept(&rig, 0);
 }
 
+fn header_of(object: &Path) -> forebay_store::Header {
+    let mut header = [0; 4096];
+    let len = rustix::fs::getxattr(object, "user.forebay", &mut header[..]).unwrap();
+    forebay_store::Header::decode(&header[..len]).unwrap()
+}
+
 /// The object that is to be cut has this length; it need not be the only one.
 fn power_cut_unless_synced(rig: &mut Rig, len: u64) {
     rig.crash();
     for object in objects(rig, len) {
-        let mut header = [0; 4096];
-        let len = rustix::fs::getxattr(&object, "user.forebay", &mut header[..]).unwrap();
-        let header = forebay_store::Header::decode(&header[..len]).unwrap();
-        if !header.synced {
+        if !header_of(&object).synced {
             std::fs::File::options().write(true).open(&object).unwrap().set_len(0).unwrap();
         }
     }
@@ -213,6 +216,19 @@ fn file_written_anew_since_its_write_back_when_it_replaces_another_and_the_machi
         }
         assert!(rig.plain("file") == rig.get("file"));
     }
+}
+
+/// Nothing comes back in the place of what takes a free name.
+#[test]
+fn file_written_anew_when_it_takes_a_free_name_then_nobody_waits_for_a_sync() {
+    let rig = rig();
+    let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
+    rig.write(fh, 0, &noise(2, V2));
+    rig.node().release(fh);
+    let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"free"));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    let object = objects(&rig, V2).pop().unwrap();
+    assert!(!header_of(&object).synced);
 }
 
 /// What replaced the old file was durable: not the old one comes back, but what the other was before.

@@ -477,7 +477,7 @@ impl Residency {
         if !kept {
             return Ok(Readiness::Unsynced);
         }
-        Ok(match self.changed_since_a_sync(context, source)? {
+        Ok(match self.changed_since_a_sync(context, source, target.is_some())? {
             SinceSync::Grown => Readiness::Unsynced,
             SinceSync::Same => Readiness::Durable,
             SinceSync::Unknown => Readiness::Guarded,
@@ -540,10 +540,16 @@ impl Residency {
     /// Whether a file that counts after a crash of the machine, as it was synced once, would lack what it
     /// has got since: an end, also in place of one that was cut off, or bytes where there was a hole. Nobody
     /// could tell then that it is less than it was, and that what it has replaced is to come back. Nor where
-    /// it was emptied since the backing store got a version of it: it would be that again.
-    fn changed_since_a_sync(&self, context: &Context, source: &Record) -> Result<SinceSync> {
-        let (ino, known) = (source.ino, [source.backing.fingerprint, source.backing.pending]);
-        let has_version = known.into_iter().flatten().any(|version| version.size > 0);
+    /// it `replaces` another one, and was emptied since the backing store got a version of it: it would be that
+    /// again. (In one that is announced as its first, it has all that it was written with.)
+    fn changed_since_a_sync(
+        &self,
+        context: &Context,
+        source: &Record,
+        replaces: bool,
+    ) -> Result<SinceSync> {
+        let (ino, known) = (source.ino, source.backing.fingerprint);
+        let has_version = replaces && known.is_some_and(|version| version.size > 0);
         let changed = self.look_where(context, ino, |location| {
             let Some(place) = &location.place else { return Ok(SinceSync::Unknown) };
             let (header, len) = (place.object.header()?, place.object.len()?);
