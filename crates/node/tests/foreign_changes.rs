@@ -6,7 +6,7 @@ mod rig;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use forebay_node::{Ino, NameIn, SetAttr, SetTime, Timestamp};
 use forebay_store::decorators::Transparent;
@@ -22,7 +22,7 @@ fn rig() -> Rig {
 /// A file below, known here, that a program has open, has written to and synced.
 fn written_and_synced(rig: &Rig) -> (u64, Vec<u8>) {
     std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
-    age(rig, "file");
+    rig.age("file");
     let fh = rig.open("file", libc::O_RDWR);
     let ours = noise(2, 25_000);
     rig.write(fh, 0, &ours);
@@ -30,33 +30,8 @@ fn written_and_synced(rig: &Rig) -> (u64, Vec<u8>) {
     (fh, ours)
 }
 
-/// What is written from now on has another time.
-fn age(rig: &Rig, name: &str) {
-    let then = SystemTime::now() - Duration::from_secs(100);
-    let file = std::fs::File::options().write(true).open(rig.backing().join(name)).unwrap();
-    file.set_modified(then).unwrap();
-}
-
-/// Everything that makes the node look at the backing store.
-fn look(rig: &Rig, ino: Ino) {
-    let node = rig.node();
-    for _ in 0..2 {
-        drop(node.getattr(&CONTEXT, ino));
-        drop(node.lookup(&CONTEXT, Ino::ROOT, b"file"));
-        drop(node.read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |_| true));
-    }
-}
-
-fn names(rig: &Rig) -> Vec<String> {
-    let entries = std::fs::read_dir(rig.backing()).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| name != ".forebay").collect();
-    names.sort();
-    names
-}
-
 fn conflict_copy(rig: &Rig) -> Vec<u8> {
-    let names = names(rig);
+    let names = rig.names_below();
     let ours = names.iter().find(|name| name.starts_with("file.forebay-conflict-"));
     rig.plain(ours.unwrap_or_else(|| panic!("nothing was kept beside: {names:?}")))
 }
@@ -67,7 +42,7 @@ fn file_written_and_synced_when_others_remove_it_meanwhile_then_its_bytes_come_b
     let (fh, ours) = written_and_synced(&rig);
     let ino = rig.ino("file");
     std::fs::remove_file(rig.backing().join("file")).unwrap();
-    look(&rig, ino);
+    rig.look(ino);
     assert!(rig.read_all(fh) == ours, "what was synced is read again");
     rig.write(fh, 0, b"more");
     rig.node().fsync(&CONTEXT, fh, false).unwrap();
@@ -83,7 +58,7 @@ fn file_written_and_synced_when_others_rename_it_meanwhile_then_both_are_there()
     let (fh, ours) = written_and_synced(&rig);
     let ino = rig.ino("file");
     std::fs::rename(rig.backing().join("file"), rig.backing().join("moved")).unwrap();
-    look(&rig, ino);
+    rig.look(ino);
     rig.node().release(fh);
     rig.drain();
     assert!(rig.plain("file") == ours);
@@ -96,10 +71,10 @@ fn file_written_and_synced_when_others_change_it_meanwhile_then_both_versions_ar
     let (fh, ours) = written_and_synced(&rig);
     let ino = rig.ino("file");
     std::fs::write(rig.backing().join("file"), b"theirs").unwrap();
-    look(&rig, ino);
+    rig.look(ino);
     assert!(rig.read_all(fh) == ours);
     rig.node().release(fh);
-    look(&rig, ino);
+    rig.look(ino);
     rig.drain();
     assert_eq!(rig.plain("file"), b"theirs");
     assert!(conflict_copy(&rig) == ours);
@@ -118,8 +93,8 @@ fn file_written_and_synced_when_its_directory_is_removed_below_then_it_comes_bac
     rig.write(fh, 0, &ours);
     rig.node().fsync(&CONTEXT, fh, false).unwrap();
     std::fs::remove_dir_all(rig.backing().join("dir")).unwrap();
-    look(&rig, dir);
-    look(&rig, file);
+    rig.look(dir);
+    rig.look(file);
     assert!(rig.read_all(fh) == ours);
     rig.node().release(fh);
     rig.drain();
@@ -150,8 +125,8 @@ fn directory_when_an_empty_one_is_in_its_place_at_a_start_then_what_is_dirty_is_
     std::fs::rename(below("sub"), below("away")).unwrap();
     std::fs::create_dir(below("sub")).unwrap();
     rig.start();
-    look(&rig, rig.ino("sub"));
-    look(&rig, file);
+    rig.look(rig.ino("sub"));
+    rig.look(file);
     let fh = rig.node().open(&CONTEXT, file, libc::O_RDONLY).unwrap().fh;
     assert!(rig.read_all(fh) == ours, "it is read all the while");
     rig.node().release(fh);
@@ -163,7 +138,7 @@ fn directory_when_an_empty_one_is_in_its_place_at_a_start_then_what_is_dirty_is_
     rig.start();
     // A directory that was listed rests for a while before it is looked at again.
     wait_until("all of it is seen again", || {
-        look(&rig, rig.ino("sub"));
+        rig.look(rig.ino("sub"));
         drop(rig.node().read_dir(&CONTEXT, rig.ino("sub"), 0, 100, true, &mut |_| true));
         find(&rig, b"clean").is_some()
     });
@@ -189,74 +164,10 @@ fn file_written_and_renamed_here_when_others_remove_it_meanwhile_then_its_bytes_
     assert!(rig.plain("renamed") == ours);
 }
 
-/// A file below that is only moved here, not changed; its bytes are on the tier, or not. Then others do
-/// something, before a worker comes to it.
-fn unchanged_and_renamed(rig: &Rig, resident: bool, others: fn(&Rig)) -> (Ino, Vec<u8>) {
-    let bytes = noise(1, 20_000);
-    std::fs::write(rig.backing().join("file"), &bytes).unwrap();
-    age(rig, "file");
-    let ino = rig.ino("file");
-    if resident {
-        assert!(rig.get("file") == bytes);
-        assert!(rig.used() >= 20_000, "it is on the tier");
-    }
-    let _held = rig.hold_workers();
-    let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"renamed"));
-    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
-    others(rig);
-    (ino, bytes)
-}
-
-#[test]
-fn file_moved_here_when_others_replace_its_old_name_then_it_is_put_back_from_the_tier() {
-    old_name_is_replaced(false);
-    old_name_is_replaced(true);
-}
-
-fn old_name_is_replaced(seen_first: bool) {
-    let rig = rig();
-    let (ino, bytes) = unchanged_and_renamed(&rig, true, replaced_by_others);
-    if seen_first {
-        look(&rig, ino);
-        assert!(rig.get("renamed") == bytes);
-        look(&rig, ino);
-    }
-    drop(rig.node().writeback().reconcile(ino));
-    rig.drain();
-    assert_eq!(names(&rig), ["file", "renamed"]);
-    assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
-    assert_eq!(rig.plain("file"), b"theirs");
-    assert_eq!(rig.get("file"), b"theirs");
-    assert_eq!(rig.node().writeback().conflicts().0, 0);
-}
-
-#[test]
-fn file_moved_here_when_others_remove_its_old_name_then_it_is_put_back_from_the_tier() {
-    let rig = rig();
-    let (ino, bytes) = unchanged_and_renamed(&rig, true, removed_by_others);
-    drop(rig.node().writeback().reconcile(ino));
-    rig.drain();
-    assert_eq!(names(&rig), ["renamed"]);
-    assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
-    assert_eq!(rig.node().writeback().conflicts().0, 0);
-}
-
-#[test]
-fn file_moved_here_when_nothing_of_it_is_on_the_tier_then_its_loss_is_named() {
-    let rig = rig();
-    let (ino, _) = unchanged_and_renamed(&rig, false, replaced_by_others);
-    drop(rig.node().writeback().reconcile(ino));
-    rig.drain();
-    assert_eq!(names(&rig), ["file"]);
-    assert_eq!(rig.plain("file"), b"theirs");
-    let (count, conflicts) = rig.node().writeback().conflicts();
-    assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]));
-}
-
 /// Sets mode and time of a file that is on the tier. Then others do something, before a worker comes to it.
 fn attributes_set(rig: &Rig, others: impl FnOnce(&Rig)) -> Ino {
     std::fs::write(rig.backing().join("file"), noise(1, 20_000)).unwrap();
-    age(rig, "file");
+    rig.age("file");
     assert_eq!(rig.get("file").len(), 20_000);
     let ino = rig.ino("file");
     let set = SetAttr {
@@ -359,7 +270,7 @@ fn partly_resident_and_changed(in_place: bool, extents: usize) -> (Rig, Vec<u8>)
     });
     let old = vec![b'1'; 640 << 10];
     std::fs::write(rig.backing().join("file"), &old).unwrap();
-    age(&rig, "file");
+    rig.age("file");
     // Looked at, so that it is not again for a minute.
     let fh = rig.open("file", libc::O_RDONLY);
     let mut buffer = vec![0; 64 << 10];
@@ -387,7 +298,7 @@ fn partly_written_and_changed(in_place: bool, held_open: bool) -> (Vec<u8>, Stri
     });
     let (old, new) = (vec![b'1'; 640 << 10], vec![b'2'; 700 << 10]);
     std::fs::write(rig.backing().join("file"), &old).unwrap();
-    age(&rig, "file");
+    rig.age("file");
     let fh = rig.open("file", libc::O_RDWR);
     rig.write(fh, 0, &[b'0'; 64 << 10]);
     if held_open {
@@ -444,7 +355,7 @@ fn changed_in_part(tier: u64, is_read_before: bool) -> (Rig, u64) {
         config.attr_timeout = Duration::from_secs(60);
     });
     std::fs::write(rig.backing().join("file"), vec![b'1'; 3 << 20]).unwrap();
-    age(&rig, "file");
+    rig.age("file");
     let fh = rig.open("file", libc::O_RDWR);
     rig.write(fh, 0, &[b'0'; 1 << 20]);
     if is_read_before {
@@ -551,7 +462,7 @@ fn file_of_which_a_part_is_resident_when_others_put_another_in_its_place_then_no
         rig.write(fh, 200 << 10, b"ours");
         rig.node().release(fh);
         rig.drain();
-        assert_eq!(names(&rig), ["file"], "in place: {in_place}");
+        assert_eq!(rig.names_below(), ["file"], "in place: {in_place}");
         let mut wanted = new;
         wanted[200 << 10..][..4].copy_from_slice(b"ours");
         assert!(rig.plain("file") == wanted, "in place: {in_place}");
@@ -582,7 +493,7 @@ fn file_that_is_resident_when_changed_in_place_with_size_and_time_kept_then_no_o
         let rig = rig();
         let (old, new) = (noise(1, len), noise(2, len));
         std::fs::write(rig.backing().join("file"), &old).unwrap();
-        age(&rig, "file");
+        rig.age("file");
         assert!(rig.get("file") == old);
         assert!(rig.used() > 0, "it is resident");
         changed_in_place_with_its_time_kept(&rig, &new);
@@ -593,7 +504,7 @@ fn file_that_is_resident_when_changed_in_place_with_size_and_time_kept_then_no_o
         rig.write(fh, len - 4, b"ours");
         rig.node().release(fh);
         rig.drain();
-        assert_eq!(names(&rig), ["file"]);
+        assert_eq!(rig.names_below(), ["file"]);
         let found = rig.plain("file");
         assert!(found[..len as usize - 4] == old[..len as usize - 4], "{len} bytes");
         assert_eq!(found[len as usize - 4..], *b"ours");
@@ -605,7 +516,7 @@ fn file_that_was_written_here_when_changed_in_place_with_size_and_time_kept_then
     for len in [20_000, 700_000] {
         let rig = rig();
         std::fs::write(rig.backing().join("file"), noise(1, len)).unwrap();
-        age(&rig, "file");
+        rig.age("file");
         drop(rig.get("file"));
         let fh = rig.open("file", libc::O_RDWR);
         let ours = noise(3, len);
@@ -631,7 +542,7 @@ fn files_in_conflict_when_too_many_to_be_held_then_each_waits_and_none_gets_zero
     let names = |file| format!("file{file}");
     for name in (0..FILES).map(names) {
         std::fs::write(rig.backing().join(&name), &old).unwrap();
-        age(&rig, &name);
+        rig.age(&name);
     }
     let mut opened = Vec::new();
     for name in (0..FILES).map(names) {
@@ -667,7 +578,7 @@ fn file_whose_rest_is_gone_when_written_back_to_make_room_only_then_is_settled_a
         config.writeback = forebay_node::WritebackPolicy::OnEviction;
     });
     std::fs::write(rig.backing().join("file"), vec![b'1'; 3 << 20]).unwrap();
-    age(&rig, "file");
+    rig.age("file");
     let fh = rig.open("file", libc::O_RDWR);
     rig.write(fh, 0, &[b'0'; 1 << 20]);
     rig.node().release(fh);
@@ -773,7 +684,7 @@ fn file_with_two_names_when_others_write_it_as_its_flush_begins_then_both_versio
     let below = rig.backing().join("file");
     std::fs::write(&below, noise(1, 20_000)).unwrap();
     std::fs::hard_link(&below, rig.backing().join("second")).unwrap();
-    age(&rig, "file");
+    rig.age("file");
     let ours = noise(2, 25_000);
     let fh = rig.open("file", libc::O_RDWR);
     rig.write(fh, 0, &ours);

@@ -187,7 +187,7 @@ impl MetaStore {
             FileKind::Regular => bytes(ino),
             _ => BytesHere::AsRecorded,
         };
-        let stays = must_stay(draft.edit(ino)?, bytes);
+        let stays = must_stay(draft.edit(ino)?, &Link::new(dir, name), bytes);
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
             if record.backing.links.remove(&Link::new(dir, name)) {
@@ -211,6 +211,10 @@ impl MetaStore {
         let record = draft.edit(ino)?;
         record.links.remove(&Link::new(dir, name));
         record.backing.links.remove(&Link::new(dir, name));
+        if record.backing.links.is_empty() {
+            // What stays under other names here is made anew under those.
+            record.backing.fingerprint = None;
+        }
         record.attr.nlink = record.attr.nlink.saturating_sub(1);
         record.attr.ctime = record.attr.ctime.max(now);
         record.change += 1;
@@ -229,15 +233,18 @@ impl MetaStore {
     }
 }
 
-/// Whether something would be lost with the record: bytes that are only here, or names the backing
-/// store doesn't have yet. Changed attributes of a file alone don't count: its bytes are gone.
-fn must_stay(record: &Record, bytes: BytesHere) -> bool {
+/// Whether something would be lost with a name: bytes that are only here, or, with the last one, names that the
+/// backing store doesn't have yet. Changed attributes of a file alone don't count: its bytes are gone.
+fn must_stay(record: &Record, name: &Link, bytes: BytesHere) -> bool {
     // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
     let names_differ = unconfirmed || !record.links.same(&record.backing.links);
     match record.attr.kind {
         FileKind::Regular => {
-            names_differ
+            // One of several that stood there goes alone: the others see to what is missing.
+            let others_see_to_it =
+                !unconfirmed && record.links.len() > 1 && record.backing.links.contains(name);
+            names_differ && !others_see_to_it
                 || match bytes {
                     BytesHere::AsPublished => false,
                     BytesHere::AsRecorded => record.dirty || record.spilled,

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use forebay_node::{
     CheckRequest, Context, Ino, NewFile, Node, NodeConfig, NodeError, TierConfig, WritebackPolicy,
@@ -166,6 +166,30 @@ impl Rig {
 
     pub fn backing(&self) -> PathBuf {
         self.dir.join("backing")
+    }
+
+    /// The names that users see in the root of the backing store.
+    pub fn names_below(&self) -> Vec<String> {
+        let mut names = self.left_in_backing();
+        names.retain(|name| !name.starts_with(".forebay/"));
+        names
+    }
+
+    /// What is written to a file below from now on has another time.
+    pub fn age(&self, name: &str) {
+        let then = SystemTime::now() - Duration::from_secs(100);
+        let file = std::fs::File::options().write(true).open(self.backing().join(name)).unwrap();
+        file.set_modified(then).unwrap();
+    }
+
+    /// Everything that makes the node look at the backing store: at an inode, and at the name `file`.
+    pub fn look(&self, ino: Ino) {
+        let node = self.node();
+        for _ in 0..2 {
+            drop(node.getattr(&CONTEXT, ino));
+            drop(node.lookup(&CONTEXT, Ino::ROOT, b"file"));
+            drop(node.read_dir(&CONTEXT, Ino::ROOT, 0, 100, true, &mut |_| true));
+        }
     }
 
     /// The names in the backing store, and whatever Forebay has left of its own.

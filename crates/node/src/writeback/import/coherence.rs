@@ -357,12 +357,26 @@ impl Writeback {
 
     /// The backing store no longer has an inode under a name that it had.
     fn take_away(&self, link: &Link, ino: Ino) -> Result<()> {
+        self.take_away_with(link, ino, &self.bytes_of_those_gone(ino)?)
+    }
+
+    /// Others have removed or replaced one of several names of a file that nobody had changed: it goes, also
+    /// if all that is here of the file counts as changed since. The caller owns the file.
+    pub(crate) fn take_away_one_of(&self, link: &Link, ino: Ino) -> Result<()> {
+        self.take_away_with(link, ino, &|_| BytesHere::AsPublished)
+    }
+
+    fn take_away_with(
+        &self,
+        link: &Link,
+        ino: Ino,
+        bytes: &dyn Fn(Ino) -> BytesHere,
+    ) -> Result<()> {
         let (dir, name) = (link.parent, &link.name);
         let mut removed = Vec::new();
-        let bytes = self.bytes_of_those_gone(ino)?;
         let now = self.time_of_change(dir);
         let mut note = |ino, attr: &Attr| self.note_vanished(&mut removed, ino, attr);
-        let vanished = self.meta.vanished(dir, name, ino, now, &bytes, &mut note)?;
+        let vanished = self.meta.vanished(dir, name, ino, now, bytes, &mut note)?;
         self.after_vanishing(removed, vanished)?;
         self.forget_name(link.parent, &link.name);
         Ok(())

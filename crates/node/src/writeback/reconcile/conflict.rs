@@ -330,7 +330,7 @@ impl Writeback {
     /// nothing left of it.
     pub(super) fn lost(&self, work: &mut Work<'_>) -> Result<Step> {
         let in_use = self.in_use(work.ino());
-        for link in work.record.links.clone() {
+        for link in std::mem::take(&mut work.record.links) {
             self.remember(&link, None, GONE);
             match self.meta.unlink(link.parent, &link.name, clock::wall_time(), in_use) {
                 Ok(unlinked) if unlinked.gone => self.discard(work.ino()),

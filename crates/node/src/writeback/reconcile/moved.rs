@@ -213,7 +213,8 @@ impl Writeback {
 
     /// Names of the inode in hand under which others have something now are theirs.
     pub(super) fn forget_replaced_names(&self, work: &mut Work<'_>) -> Result<()> {
-        for link in work.record.backing.links.clone() {
+        let before = work.record.backing.links.clone();
+        for link in before.clone() {
             match self.look_at(&work.record, &link)? {
                 Some((_, _, found)) if may_be_ours(&work.record, &found) => {}
                 Some(_) => {
@@ -223,24 +224,44 @@ impl Writeback {
                 None => work.went(&link),
             }
         }
-        self.nowhere_any_more(work)
+        let is_taken = |link: &&Link| !work.record.backing.links.contains(link);
+        let taken: Vec<Link> = before.iter().filter(is_taken).cloned().collect();
+        self.names_were_taken(work, &taken)
     }
 
-    /// With its last name the inode in hand has lost what the store had of it.
+    /// As [`Writeback::names_were_taken`], where nothing of the inode in hand is known to have stood.
     fn nowhere_any_more(&self, work: &mut Work<'_>) -> Result<()> {
-        if !work.record.backing.links.is_empty() {
-            return Ok(());
+        self.names_were_taken(work, &[])
+    }
+
+    /// Others have removed or replaced names under which the inode in hand stood: those of a file that nobody
+    /// changed here are theirs, as for any other one. With its last name it has lost what the store had of it.
+    fn names_were_taken(&self, work: &mut Work<'_>, taken: &[Link]) -> Result<()> {
+        let (ino, record) = (work.ino(), &work.record);
+        let is_nowhere = record.backing.links.is_empty();
+        if is_nowhere && record.is_directory() && record.backing.fingerprint.is_some() {
+            self.take_away_below(ino)?;
         }
-        if work.record.is_directory() && work.record.backing.fingerprint.is_some() {
-            self.take_away_below(work.ino())?;
-        }
-        let record = &work.record;
-        let is_clean = record.attr.kind == FileKind::Regular && !record.is_dirty();
-        if is_clean && !record.spilled && !record.links.is_empty() && record.attr.size > 0 {
+        let is_recorded_clean =
+            record.attr.kind == FileKind::Regular && !record.is_dirty() && !record.spilled;
+        let is_clean = is_recorded_clean && !self.residency.is_unsettled(ino);
+        let mut is_lost = false;
+        if is_nowhere && is_recorded_clean && !record.links.is_empty() && record.attr.size > 0 {
             // Before that is reported: a start would take a copy of it for one of nothing.
-            self.residency.whole_copy_counts(record)?;
+            is_lost = !self.residency.whole_copy_counts(record)? && is_clean;
         }
-        work.disowned();
+        for link in taken.iter().filter(|_| is_clean) {
+            // It is there again if the file has no other one by now.
+            if work.record.links.len() > 1 && work.record.links.remove(link) {
+                self.take_away_one_of(link, ino)?;
+            }
+        }
+        if is_lost {
+            self.lost(work)?;
+        }
+        if is_nowhere {
+            work.disowned();
+        }
         Ok(())
     }
 }
