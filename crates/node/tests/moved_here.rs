@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_node::{Ino, NameIn};
-use forebay_store::decorators::Transparent;
+use forebay_store::decorators::{Flaky, Operation, Rule, Transparent};
 use rig::hold::{removed_by_others, replaced_by_others};
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -156,4 +156,41 @@ fn file_linked_here_when_nothing_of_it_is_on_the_tier_then_the_loss_of_the_new_n
     assert!(rig.names_below().is_empty());
     let (count, conflicts) = rig.node().writeback().conflicts();
     assert_eq!((count, &conflicts[0].path[..]), (1, &b"second"[..]), "{conflicts:?}");
+}
+
+#[test]
+fn file_moved_here_when_its_copy_is_of_an_older_version_then_that_does_not_come_back() {
+    let rig = rig();
+    let (ino, _) = unchanged_and_renamed(&rig, true, |_| {});
+    let theirs = std::fs::File::options().write(true).open(rig.backing().join("file")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&theirs, b"in place", 0).unwrap();
+    rig.node().writeback().reconcile(ino).unwrap();
+    assert_eq!(rig.names_below(), ["renamed"]);
+    rename(&rig, "renamed", "again");
+    std::fs::remove_file(rig.backing().join("renamed")).unwrap();
+    drop(rig.node().writeback().reconcile(ino));
+    rig.drain();
+    assert!(rig.names_below().is_empty());
+    let (count, conflicts) = rig.node().writeback().conflicts();
+    assert_eq!((count, &conflicts[0].path[..]), (1, &b"again"[..]), "{conflicts:?}");
+}
+
+#[test]
+fn file_moved_here_when_its_tier_fails_to_say_that_it_counts_then_its_loss_is_named() {
+    for errno in [libc::EIO, libc::ENOSPC] {
+        let flaky = Arc::new(Flaky::new(1));
+        let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
+        rig.by_tier = Some(flaky.clone());
+        rig.start();
+        let (ino, _) = unchanged_and_renamed(&rig, true, replaced_by_others);
+        flaky.set_rules([Rule::always(Operation::Header, errno)]);
+        for _ in 0..3 {
+            drop(rig.node().writeback().reconcile(ino));
+        }
+        flaky.set_rules([]);
+        let (count, conflicts) = rig.node().writeback().conflicts();
+        assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]), "{conflicts:?}");
+        rig.drain();
+        assert_eq!(rig.names_below(), ["file"]);
+    }
 }

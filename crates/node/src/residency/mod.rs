@@ -92,7 +92,7 @@ pub(crate) mod spill;
 mod state;
 pub(crate) mod steward;
 pub(crate) mod synced;
-mod taken_over;
+pub(crate) mod taken_over;
 pub(crate) mod unseen;
 pub(crate) mod unsettled;
 pub(crate) mod unwritten;

@@ -6,14 +6,18 @@ use std::path::{Path, PathBuf};
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::Record;
-use forebay_types::Ino;
+use forebay_types::{Ino, Timestamp};
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{NodeError, Result};
 use crate::residency::Residency;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::File;
 use crate::residency::residents::Resident;
+
+/// The change time of an object that an interrupted worker of ours may have moved. No version has it:
+/// copies are fetched again.
+pub(crate) const UNKNOWN: Timestamp = Timestamp::new(0, 0);
 
 impl Residency {
     /// Whether a file has anything here that the backing store lacks, or a place for it. The caller has the
@@ -82,27 +86,47 @@ impl Residency {
     }
 
     /// The backing store has lost the version of a file that its copy equals, and the file stays: a copy of all
-    /// of it counts from here on, as if it had been written here. Whether there is one.
+    /// of it counts from here on, as if it had been written here. Whether there is one; none of another version than
+    /// `record` knows, and none on a tier that can't say so: those who wait for the file learn that it is lost.
     pub(crate) fn whole_copy_counts(&self, record: &Record) -> Result<bool> {
         let resident = self.residents.get(record.ino.0);
         if !resident.is_some_and(|it| it.whole) || !self.peers.may_have_written(record) {
             return Ok(false);
         }
         let file = self.files.get(record.ino);
-        self.load(&Context::DAEMON, &file)?;
+        let is_dirty = resident.is_some_and(|it| it.dirty);
+        match self.load(&Context::DAEMON, &file) {
+            Err(error) if !is_dirty => return no_copy(record.ino, error),
+            loaded => loaded?,
+        }
         let location = file.location.read();
         let whole = location.place.as_ref().filter(|place| place.is_marked_whole());
         let Some(place) = whole else { return Ok(false) };
         if !place.is_dirty() {
-            if place.object.len()? != record.attr.size {
-                return Ok(false);
+            match self.clean_copy_counts(&file, place, record) {
+                Ok(true) => {}
+                Err(error) if !place.is_dirty() => return no_copy(record.ino, error),
+                counts => return counts,
             }
-            self.follow_record(&file, place)?;
-            self.mark_dirty(&file, place)?;
         }
         let _one_at_a_time = file.times.lock();
         let stat = place.object.stat()?;
         self.record_written(record.ino, stat.size, stat.mtime)?;
+        Ok(true)
+    }
+
+    /// Makes a clean copy count if it is of the version that the record knows. A record that knows of none any
+    /// more says nothing against it.
+    fn clean_copy_counts(&self, file: &File, place: &TierObject, record: &Record) -> Result<bool> {
+        let header = place.object.header()?;
+        let is_known = record.backing.fingerprint.is_none_or(|known| {
+            known.ctime != UNKNOWN && header.base.is_some_and(|base| base.same_content(&known))
+        });
+        if !is_known || place.object.len()? != record.attr.size {
+            return Ok(false);
+        }
+        self.follow_record(file, place)?;
+        self.mark_dirty(file, place)?;
         Ok(true)
     }
 
@@ -136,4 +160,13 @@ impl Residency {
         place.note_passed();
         if write { self.mark_dirty(file, place) } else { Ok(()) }
     }
+}
+
+/// A copy that its tier can't make the only one does not count.
+fn no_copy(ino: Ino, error: NodeError) -> Result<bool> {
+    if !matches!(error, NodeError::Store(_) | NodeError::Posix(_)) {
+        return Err(error);
+    }
+    tracing::warn!(%ino, %error, "the tier can't keep a copy of a file that others removed below");
+    Ok(false)
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use forebay_meta::{Error as MetaError, Link, Record};
 use forebay_store::Attributes;
-use forebay_types::{FileKind, Fingerprint, Ino, Timestamp};
+use forebay_types::{FileKind, Fingerprint, Ino};
 
 use super::work::Work;
 use crate::error::{NodeError, Result};
+pub(super) use crate::residency::taken_over::UNKNOWN;
 use crate::writeback::Writeback;
 use crate::writeback::import::LIMBO;
 
@@ -38,10 +39,6 @@ pub(super) fn may_be_ours(record: &Record, found: &Attributes) -> bool {
         },
     }
 }
-
-/// The change time of an object that an interrupted worker of ours may have moved. No version has it:
-/// copies are fetched again.
-pub(super) const UNKNOWN: Timestamp = Timestamp::new(0, 0);
 
 /// Whether a worker may have moved the change time of the object of this record without having been
 /// able to say so: it was interrupted at its names, at a change in place, or at a publication, which
