@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use forebay_node::{Ino, NameIn};
 use forebay_store::decorators::{Flaky, Operation, Rule, Transparent};
+use forebay_testing::wait_until;
 use rig::hold::{removed_by_others, replaced_by_others};
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -158,6 +159,66 @@ fn file_linked_here_when_nothing_of_it_is_on_the_tier_then_the_loss_of_the_new_n
     assert_eq!((count, &conflicts[0].path[..]), (1, &b"second"[..]), "{conflicts:?}");
 }
 
+/// A file below, in a directory, whose bytes are on the tier, and a second name of it here.
+fn linked_out_of_a_directory(rig: &Rig) -> (Ino, Ino, Vec<u8>) {
+    let bytes = noise(1, 20_000);
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    std::fs::write(rig.backing().join("dir/file"), &bytes).unwrap();
+    rig.age("dir/file");
+    let dir = rig.ino("dir");
+    let ino = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+    let fh = rig.node().open(&CONTEXT, ino, libc::O_RDONLY).unwrap().fh;
+    assert!(rig.read_all(fh) == bytes);
+    rig.node().release(fh);
+    rig.node().link(&CONTEXT, ino, Ino::ROOT, b"linked").unwrap();
+    (dir, ino, bytes)
+}
+
+fn its_directory_is_gone(rig: &Rig, dir: Ino) {
+    std::fs::remove_dir_all(rig.backing().join("dir")).unwrap();
+    rig.look(dir);
+    // Changes within one tick of the clock are not seen at once.
+    wait_until("the directory is gone", || {
+        rig.node().lookup(&CONTEXT, Ino::ROOT, b"dir").unwrap().is_none()
+    });
+}
+
+fn is_written_as_linked(rig: &Rig, bytes: &[u8]) {
+    rig.drain();
+    assert_eq!(rig.names_below(), ["linked"]);
+    assert!(rig.plain("linked") == bytes && rig.get("linked") == bytes);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+/// The start took the copy for one of nothing, and unlinked it.
+#[test]
+fn file_linked_here_when_others_remove_its_directory_and_the_daemon_dies_then_it_is_written() {
+    for dies in [false, true] {
+        let mut rig = rig();
+        let (dir, _, bytes) = linked_out_of_a_directory(&rig);
+        its_directory_is_gone(&rig, dir);
+        if dies {
+            // Before the workers come to it.
+            rig.crash();
+            rig.start();
+        }
+        is_written_as_linked(&rig, &bytes);
+    }
+}
+
+/// The name that a worker had claimed, and not made, passed for one that stood.
+#[test]
+fn file_linked_here_when_that_fails_and_others_remove_its_directory_then_it_is_written() {
+    let _alone = rig::alone();
+    let rig = rig();
+    fail::cfg("node.reconcile.before_link", "return").unwrap();
+    let (dir, ino, bytes) = linked_out_of_a_directory(&rig);
+    rig.node().writeback().reconcile(ino).unwrap_err();
+    its_directory_is_gone(&rig, dir);
+    fail::remove("node.reconcile.before_link");
+    is_written_as_linked(&rig, &bytes);
+}
+
 #[test]
 fn file_moved_here_when_its_copy_is_of_an_older_version_then_that_does_not_come_back() {
     let rig = rig();
@@ -175,22 +236,41 @@ fn file_moved_here_when_its_copy_is_of_an_older_version_then_that_does_not_come_
     assert_eq!((count, &conflicts[0].path[..]), (1, &b"again"[..]), "{conflicts:?}");
 }
 
+/// A file whose copy is the only one that is left, on a tier whose headers fail three turns long.
+fn renamed_while_headers_fail(errno: i32) -> (Rig, Vec<u8>) {
+    let flaky = Arc::new(Flaky::new(1));
+    let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
+    rig.by_tier = Some(flaky.clone());
+    rig.start();
+    let (ino, bytes) = unchanged_and_renamed(&rig, true, replaced_by_others);
+    flaky.set_rules([Rule::always(Operation::Header, errno)]);
+    for _ in 0..3 {
+        drop(rig.node().writeback().reconcile(ino));
+    }
+    flaky.set_rules([]);
+    (rig, bytes)
+}
+
 #[test]
-fn file_moved_here_when_its_tier_fails_to_say_that_it_counts_then_its_loss_is_named() {
-    for errno in [libc::EIO, libc::ENOSPC] {
-        let flaky = Arc::new(Flaky::new(1));
-        let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
-        rig.by_tier = Some(flaky.clone());
-        rig.start();
-        let (ino, _) = unchanged_and_renamed(&rig, true, replaced_by_others);
-        flaky.set_rules([Rule::always(Operation::Header, errno)]);
-        for _ in 0..3 {
-            drop(rig.node().writeback().reconcile(ino));
-        }
-        flaky.set_rules([]);
-        let (count, conflicts) = rig.node().writeback().conflicts();
-        assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]), "{conflicts:?}");
+fn file_moved_here_when_its_tier_can_not_read_the_copy_then_that_is_set_aside_and_its_loss_named() {
+    let (rig, bytes) = renamed_while_headers_fail(libc::EIO);
+    let (count, conflicts) = rig.node().writeback().conflicts();
+    assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]), "{conflicts:?}");
+    rig.drain();
+    assert_eq!(rig.names_below(), ["file"]);
+    let aside = rig.node().residency().set_aside();
+    assert_eq!(aside.files, 1, "{aside:?}");
+    assert!(std::fs::read(&aside.list[0]).unwrap() == bytes);
+}
+
+/// What passes says nothing of the copy, which was unlinked then: the only one that there was.
+#[test]
+fn file_moved_here_when_its_tier_is_short_of_something_for_a_moment_then_it_is_written() {
+    for errno in [libc::EMFILE, libc::ENOMEM, libc::ENOSPC, libc::EROFS, libc::EACCES] {
+        let (rig, bytes) = renamed_while_headers_fail(errno);
         rig.drain();
-        assert_eq!(rig.names_below(), ["file"]);
+        assert_eq!(rig.names_below(), ["file", "renamed"], "{errno}");
+        assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }

@@ -210,10 +210,13 @@ impl MetaStore {
         }
         let record = draft.edit(ino)?;
         record.links.remove(&Link::new(dir, name));
-        record.backing.links.remove(&Link::new(dir, name));
-        if record.backing.links.is_empty() {
-            // What stays under other names here is made anew under those.
-            record.backing.fingerprint = None;
+        // Of its other names a worker may have claimed some only. It looks for this one as for the old name of a
+        // file that was moved, and whether a copy counts if it finds none of them: until then the version stays
+        // known, by which a start knows that copy.
+        let is_looked_for =
+            kind == FileKind::Regular && !record.links.is_empty() && record.queued.is_some();
+        if !is_looked_for {
+            record.backing.links.remove(&Link::new(dir, name));
         }
         record.attr.nlink = record.attr.nlink.saturating_sub(1);
         record.attr.ctime = record.attr.ctime.max(now);

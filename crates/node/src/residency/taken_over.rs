@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::Record;
+use forebay_store::ErrorClass;
 use forebay_types::{Ino, Timestamp};
+use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::error::{NodeError, Result};
@@ -96,7 +98,7 @@ impl Residency {
         let file = self.files.get(record.ino);
         let is_dirty = resident.is_some_and(|it| it.dirty);
         match self.load(&Context::DAEMON, &file) {
-            Err(error) if !is_dirty => return no_copy(record.ino, error),
+            Err(error) if !is_dirty => return self.copy_is_unusable(record.ino, error),
             loaded => loaded?,
         }
         let location = file.location.read();
@@ -105,7 +107,10 @@ impl Residency {
         if !place.is_dirty() {
             match self.clean_copy_counts(&file, place, record) {
                 Ok(true) => {}
-                Err(error) if !place.is_dirty() => return no_copy(record.ino, error),
+                Err(error) if !place.is_dirty() => {
+                    drop(location);
+                    return self.copy_is_unusable(record.ino, error);
+                }
                 counts => return counts,
             }
         }
@@ -113,6 +118,36 @@ impl Residency {
         let stat = place.object.stat()?;
         self.record_written(record.ino, stat.size, stat.mtime)?;
         Ok(true)
+    }
+
+    /// The tier can't make a copy the only one: it is set aside, as nothing else has these bytes. What passes, or
+    /// says nothing of the copy, is no reason for that: it is tried again.
+    fn copy_is_unusable(&self, ino: Ino, error: NodeError) -> Result<bool> {
+        let is_for_good = match &error {
+            NodeError::Store(error) => {
+                let is_refusal = matches!(error.class(), ErrorClass::NoSpace | ErrorClass::Denied);
+                !error.is_no_answer() && !is_refusal
+            }
+            NodeError::Posix(errno) => *errno == Errno::IO,
+            _ => false,
+        };
+        let file = self.files.get(ino);
+        let mut location = file.location.write();
+        if !is_for_good || file.is_open() {
+            return Err(error);
+        }
+        if let Some(resident) = self.residents.get(ino.0).filter(|resident| !resident.dirty) {
+            let place = location.place.take();
+            location.base = Underlay::default();
+            location.loaded = true;
+            let why = format!("others removed its file below, and it can't be used: {error}");
+            self.set_object_aside(usize::from(resident.tier), ino, &why);
+            // Also if it stays where it is: the next start finds it there, and names it.
+            self.forget_resident(ino, place.as_ref());
+            drop(location);
+            self.count_set_aside();
+        }
+        Ok(false)
     }
 
     /// Makes a clean copy count if it is of the version that the record knows. A record that knows of none any
@@ -160,13 +195,4 @@ impl Residency {
         place.note_passed();
         if write { self.mark_dirty(file, place) } else { Ok(()) }
     }
-}
-
-/// A copy that its tier can't make the only one does not count.
-fn no_copy(ino: Ino, error: NodeError) -> Result<bool> {
-    if !matches!(error, NodeError::Store(_) | NodeError::Posix(_)) {
-        return Err(error);
-    }
-    tracing::warn!(%ino, %error, "the tier can't keep a copy of a file that others removed below");
-    Ok(false)
 }
