@@ -218,6 +218,48 @@ fn file_written_anew_since_its_write_back_when_it_replaces_another_and_the_machi
     }
 }
 
+/// Its first version is below, and only its announcement is in the record: it is what the file was before, too.
+#[test]
+fn file_written_anew_during_its_first_write_back_when_it_replaces_another_then_old_or_new() {
+    let _alone = rig::alone();
+    let mut rig = rig();
+    let held = rig.hold_workers();
+    rig.put("file.new", &noise(3, V1));
+    fail::cfg("node.flush.published", "return").unwrap();
+    rig.node().writeback().reconcile(rig.ino("file.new")).unwrap_err();
+    assert!(rig.plain("file.new") == noise(3, V1));
+    let fh = rig.open("file.new", libc::O_RDWR | libc::O_TRUNC);
+    rig.write(fh, 0, &noise(2, V2));
+    rig.node().release(fh);
+    replace(&rig);
+    drop(held);
+    power_cut_unless_synced(&mut rig, V2);
+    fail::remove("node.flush.published");
+    for drained in [false, true] {
+        let shown = rig.get("file");
+        let whole = shown == noise(1, V1) || shown == noise(2, V2);
+        assert!(whole, "{} bytes, drained: {drained}", shown.len());
+        rig.drain();
+    }
+    assert!(rig.plain("file") == rig.get("file"));
+}
+
+/// What is replaced need not be a file.
+#[test]
+fn file_written_anew_when_it_replaces_a_symbolic_link_and_the_machine_stops_then_old_or_new() {
+    let mut rig = rig();
+    rig.node().symlink(&CONTEXT, Ino::ROOT, b"link", b"elsewhere").unwrap();
+    rig.drain();
+    let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
+    rig.write(fh, 0, &noise(2, V2));
+    rig.node().release(fh);
+    let (from, to) = (NameIn::new(Ino::ROOT, b"file"), NameIn::new(Ino::ROOT, b"link"));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    power_cut_unless_synced(&mut rig, V2);
+    let is_link = rig.node().readlink(rig.ino("link")).is_ok();
+    assert!(is_link || rig.get("link") == noise(2, V2));
+}
+
 /// Nothing comes back in the place of what takes a free name.
 #[test]
 fn file_written_anew_when_it_takes_a_free_name_then_nobody_waits_for_a_sync() {

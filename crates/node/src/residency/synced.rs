@@ -401,10 +401,11 @@ impl Residency {
         target: Option<&Record>,
         at: &Link,
     ) -> Result<Replacing> {
-        let target = target.filter(|target| target.attr.kind == FileKind::Regular);
-        let file = target.map(|target| self.files.get(target.ino));
+        let replaced = target.filter(|target| target.attr.kind == FileKind::Regular);
+        let file = replaced.map(|target| self.files.get(target.ino));
         let seen = file.as_ref().map(|file| *file.syncs.lock());
-        let durable = match self.readiness_to_replace(context, source, target, at)? {
+        let replaces = target.is_some();
+        let durable = match self.readiness_to_replace(context, source, (replaced, replaces), at)? {
             Readiness::Durable => true,
             Readiness::Guarded => false,
             Readiness::Unsynced => self.sync_to_replace(context, source)?,
@@ -435,15 +436,15 @@ impl Residency {
         done
     }
 
-    /// Whether a file must be durable before it takes the name `at` of another one. If that one was synced,
-    /// and the backing store does not have it there, its bytes go with its name, or it is not found any more.
-    /// A version that the backing store has under the name comes back by itself: see
-    /// `reconcile/unsynced.rs`.
+    /// Whether a file must be durable before it takes the name `at`, of another file `target` or of whatever it
+    /// `replaces`. If that file was synced, and the backing store does not have it there, its bytes go with its
+    /// name, or it is not found any more. A version that the backing store has under the name comes back by
+    /// itself: see `reconcile/unsynced.rs`.
     fn readiness_to_replace(
         &self,
         context: &Context,
         source: &Record,
-        target: Option<&Record>,
+        (target, replaces): (Option<&Record>, bool),
         at: &Link,
     ) -> Result<Readiness> {
         let is_newer =
@@ -477,7 +478,7 @@ impl Residency {
         if !kept {
             return Ok(Readiness::Unsynced);
         }
-        Ok(match self.changed_since_a_sync(context, source, target.is_some())? {
+        Ok(match self.changed_since_a_sync(context, source, replaces)? {
             SinceSync::Grown => Readiness::Unsynced,
             SinceSync::Same => Readiness::Durable,
             SinceSync::Unknown => Readiness::Guarded,
@@ -540,16 +541,16 @@ impl Residency {
     /// Whether a file that counts after a crash of the machine, as it was synced once, would lack what it
     /// has got since: an end, also in place of one that was cut off, or bytes where there was a hole. Nobody
     /// could tell then that it is less than it was, and that what it has replaced is to come back. Nor where
-    /// it `replaces` another one, and was emptied since the backing store got a version of it: it would be that
-    /// again. (In one that is announced as its first, it has all that it was written with.)
+    /// it `replaces` anything, and was emptied since the backing store got a version of it: it would be that
+    /// again, also if that is its first one, of which only the announcement is recorded yet.
     fn changed_since_a_sync(
         &self,
         context: &Context,
         source: &Record,
         replaces: bool,
     ) -> Result<SinceSync> {
-        let (ino, known) = (source.ino, source.backing.fingerprint);
-        let has_version = replaces && known.is_some_and(|version| version.size > 0);
+        let (ino, known) = (source.ino, [source.backing.fingerprint, source.backing.pending]);
+        let has_version = replaces && known.into_iter().flatten().any(|version| version.size > 0);
         let changed = self.look_where(context, ino, |location| {
             let Some(place) = &location.place else { return Ok(SinceSync::Unknown) };
             let (header, len) = (place.object.header()?, place.object.len()?);
