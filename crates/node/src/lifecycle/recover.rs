@@ -256,8 +256,14 @@ impl Node {
                     self.remove_found(index, Ino(ino), may_be_dirty);
                 }
                 Ok(Fate::SetAside(why)) => {
-                    recovered.set_aside += 1;
-                    self.residency.set_object_aside(index, Ino(ino), &why);
+                    match self.residency.set_object_aside(index, Ino(ino), &why) {
+                        true => recovered.set_aside += 1,
+                        // The next start would believe it.
+                        false if !trust.unsynced => {
+                            failed = self.leave_unseen(Ino(ino), what, trust, &why, evidence).err();
+                        }
+                        false => {}
+                    }
                 }
                 Ok(Fate::PassedBy(why)) => {
                     tracing::warn!(ino, why, "a copy can't be looked at, and is not used");

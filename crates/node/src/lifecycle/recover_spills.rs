@@ -99,10 +99,18 @@ impl Node {
                         let is_newer =
                             matches!(error, NodeError::Store(StoreError::Version { .. }));
                         let may_be_nothing = !trust.unsynced && !is_newer;
-                        if !may_be_nothing
-                            || !self.forget_unacknowledged(ino, &error.to_string(), evidence)?
+                        let why = error.to_string();
+                        match may_be_nothing
+                            .then(|| self.forget_unacknowledged(ino, &why, evidence))
                         {
-                            tracing::error!(%ino, %error, "a spill file can't be used");
+                            Some(Ok(true)) => {}
+                            Some(Err(stuck)) => {
+                                let why = stuck.of_one_file().ok_or(stuck)?;
+                                self.leave_unseen(ino, Unseen::Spill, trust, &why, evidence)?;
+                            }
+                            Some(Ok(false)) | None => {
+                                tracing::error!(%ino, why, "a spill file can't be used");
+                            }
                         }
                         continue;
                     }

@@ -232,6 +232,9 @@ impl Residency {
 
     /// What a tier has of a file with a spill file is set aside, unless a program may have been told that a
     /// change of the file lasts, here or there: false then.
+    ///
+    /// # Errors
+    /// What the tier says; [`NodeError::Unseen`] where it does not let go of the object.
     pub(crate) fn set_unacknowledged_object_aside(&self, ino: Ino, why: &str) -> Result<bool> {
         let note = self.meta.setting(&spill_setting(ino))?;
         if SpillNote::read(note.as_deref()).acknowledged {
@@ -246,8 +249,8 @@ impl Residency {
             return Ok(false);
         }
         if !self.set_object_aside(index, ino, why) {
-            // The next start would lay it over the older version.
-            return Ok(false);
+            // Where it is, it would be laid over the older version.
+            return Err(NodeError::Unseen);
         }
         self.forget_resident(ino, None);
         Ok(true)
