@@ -5,7 +5,7 @@ mod rig;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_node::{
@@ -59,6 +59,42 @@ fn file_that_is_open_and_written_when_its_copy_is_to_go_then_it_stays_at_once() 
     assert!(rig.node().writeback().write_back_unused(rig.ino("file")).unwrap());
     assert!(rig.node().residency().evict_file(rig.ino("file")).unwrap());
     assert_eq!(rig.get("file"), noise(1, 5000));
+}
+
+/// Counts what is asked of the backing store.
+#[derive(Default)]
+struct Asked(AtomicU64);
+
+impl Interceptor for Asked {
+    fn before(&self, _: Operation, _: u64) -> Verdict {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Verdict::Pass
+    }
+}
+
+/// A sync came to each of them again and again for two seconds, as none could be called clean.
+#[test]
+fn sync_when_files_are_open_for_writing_then_each_has_one_turn() {
+    let asked = Arc::new(Asked::default());
+    let rig = Rig::new(&[16 * MIB], asked.clone(), |config| {
+        config.writeback = WritebackPolicy::OnEviction;
+    });
+    let names = ["first", "second", "third"];
+    let open: Vec<_> = names.iter().map(|name| rig.create(name)).collect();
+    for round in 1..4 {
+        let data = noise(round, 100_000);
+        open.iter().for_each(|fh| rig.write(*fh, 0, &data));
+        let before = asked.0.load(Ordering::Relaxed);
+        let until = Instant::now() + LIMIT;
+        let synced = rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+        let asked = asked.0.load(Ordering::Relaxed) - before;
+        assert_eq!((synced.complete, synced.in_use), (true, 3), "{synced:?}");
+        // Just as many as after a close: 58.
+        assert!(asked < 100, "{asked} questions for three files");
+        names.iter().for_each(|name| assert_eq!(rig.plain(name), data, "{name} in round {round}"));
+    }
+    open.into_iter().for_each(|fh| rig.node().release(fh));
+    rig.drain();
 }
 
 #[test]

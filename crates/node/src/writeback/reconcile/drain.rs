@@ -11,11 +11,11 @@ use parking_lot::{Condvar, Mutex};
 
 use super::closed_to_owner::MAX_REOPENED;
 use super::data_side::RemovedFiles;
-use super::queue::{Turn, batch_size};
+use super::queue::{Turn, Wanted, batch_size};
 use super::{MAX_PARENTS, Remaining};
 use crate::error::{NodeError, Result};
 use crate::pool::Urgency;
-use crate::residency::files::File;
+use crate::residency::files::{File, FileRef};
 use crate::writeback::Writeback;
 
 const PAGE: usize = 1000;
@@ -66,6 +66,48 @@ struct DrainState {
     written: Mutex<(u64, u64)>,
     /// How often each inode was brought in line.
     in_line: Mutex<HashMap<Ino, u32>>,
+    /// Of a sync, which need not wait until nobody can change a file any more.
+    as_at_call: Option<Mutex<AsAtCall>>,
+}
+
+/// Of which files it is enough that what they had at the call is written.
+#[derive(Default)]
+struct AsAtCall {
+    /// Files in use, and the number of the last flush that had begun when this sync first met them: a later
+    /// one has all that they had.
+    met: HashMap<Ino, (FileRef, u64)>,
+    /// Those that are written so.
+    written: HashSet<Ino>,
+}
+
+impl AsAtCall {
+    fn meet(&mut self, file: FileRef) {
+        let begun = file.writeback.flush_begun.load(Ordering::Acquire);
+        self.met.entry(file.ino).or_insert((file, begun));
+    }
+
+    fn is_written(&self, ino: Ino) -> bool {
+        self.met
+            .get(&ino)
+            .is_some_and(|(file, begun)| file.writeback.flush_done.load(Ordering::Acquire) > *begun)
+    }
+}
+
+impl DrainState {
+    /// Whether what a file had at the call is written though programs may be changing it.
+    fn has_as_at_call(&self, node: &Writeback, ino: Ino) -> bool {
+        let record = node.known(ino).ok().flatten();
+        let is_file = record.is_some_and(|record| record.attr.kind == FileKind::Regular);
+        let Some(as_at_call) = self.as_at_call.as_ref().filter(|_| is_file) else { return false };
+        let mut as_at_call = as_at_call.lock();
+        // It may be mapped only, or was opened since.
+        as_at_call.meet(node.residency.files.get(ino));
+        let is_written = as_at_call.is_written(ino);
+        if is_written {
+            as_at_call.written.insert(ino);
+        }
+        is_written
+    }
 }
 
 /// What became of a sync.
@@ -129,11 +171,23 @@ impl<'a, 'p> Sweep<'a, 'p> {
         Sweep { node, shared, pending, batch, until, told, progress, stopped, seen, lost }
     }
 
+    /// As [`Sweep::new`], where it is enough that what files had at the call is written.
+    fn as_at_call(node: &'a Writeback, until: Instant, progress: Progress<'p>) -> Self {
+        let as_at_call = Some(Mutex::default());
+        let shared = Arc::new(DrainState { as_at_call, ..DrainState::default() });
+        Sweep { shared, ..Sweep::new(node, until, progress) }
+    }
+
     fn over(&self) -> bool {
         self.stopped || Instant::now() >= self.until
     }
 
     fn add(&mut self, ino: Ino) {
+        if let Some(as_at_call) = &self.shared.as_at_call
+            && let Some(file) = self.node.residency.files.peek(ino)
+        {
+            as_at_call.lock().meet(file);
+        }
         self.pending.push((ino, 0));
         if self.pending.len() >= self.batch {
             self.submit();
@@ -194,6 +248,17 @@ impl<'a, 'p> Sweep<'a, 'p> {
         std::mem::replace(&mut *tally, Tally { running, ..Tally::default() })
     }
 
+    fn is_written_as_at_call(&self, ino: Ino) -> bool {
+        let as_at_call = self.shared.as_at_call.as_ref();
+        as_at_call.is_some_and(|as_at_call| as_at_call.lock().written.contains(&ino))
+    }
+
+    /// How many files are written as they were at the call, and may have changed since.
+    fn written_as_at_call(&self) -> u64 {
+        let as_at_call = self.shared.as_at_call.as_ref();
+        as_at_call.map_or(0, |as_at_call| as_at_call.lock().written.len() as u64)
+    }
+
     /// A pause between two passes.
     fn pause(&mut self, pause: Duration) {
         let end = (Instant::now() + pause).min(self.until);
@@ -205,7 +270,12 @@ impl<'a, 'p> Sweep<'a, 'p> {
 }
 
 fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
-    node.take_turns(due, true, &mut |ino, turn| {
+    let is_as_at_call = |ino| shared.has_as_at_call(node, ino);
+    let wanted = match shared.as_at_call {
+        Some(_) => Wanted::AllAsAtCall(&is_as_at_call),
+        None => Wanted::All,
+    };
+    node.take_turns(due, wanted, &mut |ino, turn| {
         if turn == Turn::Done {
             *shared.in_line.lock().entry(ino).or_default() += 1;
             let record = node.known(ino).ok().flatten();
@@ -213,7 +283,7 @@ fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
                 let mut written = shared.written.lock();
                 *written = (written.0 + 1, written.1.saturating_add(record.attr.size));
             }
-        } else if turn != Turn::NotYet {
+        } else if !matches!(turn, Turn::NotYet | Turn::AsAtCall) {
             let mut left = shared.left.lock();
             if left.len() < MAX_LEFT {
                 left.push((ino, turn == Turn::Busy));
@@ -221,7 +291,7 @@ fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
         }
         let mut tally = shared.tally.lock();
         match turn {
-            Turn::Done => tally.done += 1,
+            Turn::Done | Turn::AsAtCall => tally.done += 1,
             Turn::Busy => tally.busy += 1,
             Turn::Failed => tally.failed += 1,
             Turn::Refused => tally.refused += 1,
@@ -294,7 +364,7 @@ impl Writeback {
     ) -> Result<Synced> {
         let unsettled = self.settle_for_sync(root, until)?;
         let mut elsewhere = 0;
-        let mut sweep = Sweep::new(self, until, progress);
+        let mut sweep = Sweep::as_at_call(self, until, progress);
         let (left, end) = sweep.run(|node, sweep| {
             elsewhere = node.add_if_behind(root, sweep)?;
             let mut way = vec![(root, 0)];
@@ -325,6 +395,7 @@ impl Writeback {
         })?;
         let mut synced = Synced { left: Remaining { elsewhere, ..left }, ..Synced::default() };
         (synced.files, synced.bytes) = *sweep.shared.written.lock();
+        synced.in_use = sweep.written_as_at_call();
         let rest = std::mem::take(&mut *sweep.shared.left.lock());
         synced.cut_short = end == End::Over || rest.len() >= MAX_LEFT;
         let any_left = !rest.is_empty();
@@ -451,7 +522,9 @@ impl Writeback {
         }
         // What it was at the call is there, unless it had to make way for another one since. Of a file that
         // is mapped it may never be said that it stays in line.
-        if sweep.shared.in_line.lock().get(&record.ino).is_some_and(|turns| *turns >= MAX_TURNS) {
+        if sweep.shared.in_line.lock().get(&record.ino).is_some_and(|turns| *turns >= MAX_TURNS)
+            || sweep.is_written_as_at_call(record.ino)
+        {
             return 0;
         }
         if self.rights.is_others_work(record) {

@@ -160,6 +160,29 @@ pub(super) enum Turn {
     Failed,
     /// The backing store can't have it.
     Refused,
+    /// Programs may go on to change it; what it was at the call is there.
+    AsAtCall,
+}
+
+/// Which inodes have a turn in a batch, and when that is over.
+#[derive(Clone, Copy)]
+pub(super) enum Wanted<'a> {
+    /// Those that may be written now; the others come again.
+    Due,
+    /// All, also those in use; the caller sees to what is left.
+    All,
+    /// All. Of those that are in use, this says whether what they were at the call is there.
+    AllAsAtCall(&'a dyn Fn(Ino) -> bool),
+}
+
+impl Wanted<'_> {
+    fn all(self) -> bool {
+        !matches!(self, Wanted::Due)
+    }
+
+    fn is_as_at_call(self, ino: Ino) -> bool {
+        matches!(self, Wanted::AllAsAtCall(is_there) if is_there(ino))
+    }
 }
 
 impl Writeback {
@@ -264,7 +287,7 @@ impl Writeback {
         let again = due.clone();
         let job = move || {
             if let Some(node) = this.upgrade() {
-                node.take_turns(&due, false, &mut |_, _| {});
+                node.take_turns(&due, Wanted::Due, &mut |_, _| {});
                 node.batch_ended();
             }
         };
@@ -299,14 +322,15 @@ impl Writeback {
     }
 
     /// Brings several inodes in line with one sync of what was changed; `told` hears what became of
-    /// each. Those that could not be brought in line are put into the queue again, unless `all` are
-    /// wanted, also those in use: then the caller sees to it.
+    /// each. Those that could not be brought in line are put into the queue again, unless all are
+    /// wanted.
     pub(super) fn take_turns(
         &self,
         due: &[(Ino, u32)],
-        all: bool,
+        wanted: Wanted<'_>,
         told: &mut dyn FnMut(Ino, Turn),
     ) {
+        let all = wanted.all();
         let writable = due.iter().map(|(ino, _)| *ino).filter(|ino| self.has_turn(*ino, all));
         let _stage = self.stage(&writable.collect::<Vec<_>>());
         let mut batch = Batch::new(self);
@@ -319,7 +343,10 @@ impl Writeback {
             }
             let mut turn = self.take_turn(ino, all, &mut batch);
             if matches!(turn, Ok(Turn::Busy)) && batch.finish().is_ok() {
-                turn = self.take_turn(ino, all, &mut batch);
+                turn = match wanted.is_as_at_call(ino) {
+                    true => Ok(Turn::AsAtCall),
+                    false => self.take_turn(ino, all, &mut batch),
+                };
             }
             match turn {
                 Ok(Turn::Done) => {

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use self::contents::Contents;
 use super::Remaining;
+use super::queue::Wanted;
 use crate::clock;
 use crate::config::{Coherence, NodeConfig, WritebackPolicy};
 use crate::context::Context;

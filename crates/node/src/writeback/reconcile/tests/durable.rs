@@ -178,11 +178,11 @@ fn attributes_of_many_when_one_of_their_syncs_fails_then_none_of_them_counts_as_
         };
         order.flaky.set_rules(vec![Rule::nth(Operation::Sync, failing, libc::EIO)]);
         let due: Vec<_> = files.iter().map(|&file| (file, 0)).collect();
-        bench.node.writeback.take_turns(&due, true, &mut |_, _| {});
+        bench.node.writeback.take_turns(&due, Wanted::All, &mut |_, _| {});
         assert_eq!(differing(), files.len(), "sync {failing} has failed");
         order.flaky.set_rules(Vec::new());
         order.seen.lock().clear();
-        bench.node.writeback.take_turns(&due, true, &mut |_, _| {});
+        bench.node.writeback.take_turns(&due, Wanted::All, &mut |_, _| {});
         assert_eq!(differing(), 0);
         let seen = order.seen.lock();
         let syncs = seen.iter().filter(|(operation, _)| *operation == Operation::Sync).count();

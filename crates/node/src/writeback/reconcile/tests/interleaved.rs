@@ -152,7 +152,7 @@ fn work(node: &Node, mut random: Random, over: &std::sync::atomic::AtomicBool, t
         let due: Vec<(Ino, u32)> =
             queued.iter().skip(first).take(many).map(|(_, ino)| (*ino, 0)).collect();
         if !due.is_empty() && random.below(3) > 0 {
-            node.writeback.take_turns(&due, true, &mut |_, _| {});
+            node.writeback.take_turns(&due, Wanted::All, &mut |_, _| {});
         }
         lockstep::blocked();
     }

@@ -165,7 +165,7 @@ impl World {
                 let queued = meta.backlog(forebay_meta::Seq(0), 1000).expect("the backlog");
                 if !queued.is_empty() {
                     let (_, ino) = queued[choice as usize % queued.len()];
-                    self.node.writeback.take_turns(&[(ino, 0)], true, &mut |_, _| {});
+                    self.node.writeback.take_turns(&[(ino, 0)], Wanted::All, &mut |_, _| {});
                 }
             }
             Action::Drain => {

@@ -300,7 +300,7 @@ fn entry_removed_between_the_listing_and_its_comparison_then_the_listing_goes_on
 /// What became of an inode in a turn of its own.
 fn turn(bench: &Bench, ino: Ino) -> Option<super::super::queue::Turn> {
     let mut became = None;
-    bench.node.writeback.take_turns(&[(ino, 0)], false, &mut |_, turn| became = Some(turn));
+    bench.node.writeback.take_turns(&[(ino, 0)], Wanted::Due, &mut |_, turn| became = Some(turn));
     became
 }
 
@@ -382,7 +382,7 @@ fn directory_made_again_while_another_worker_has_its_forerunner_then_nothing_new
     let file = bench.write_unseen(dir, "file", b"the new one");
     {
         let _busy = bench.node.writeback.own(old, Duration::ZERO).expect("nobody works on it");
-        bench.node.writeback.take_turns(&[(dir, 0), (file, 0)], true, &mut |_, _| {});
+        bench.node.writeback.take_turns(&[(dir, 0), (file, 0)], Wanted::All, &mut |_, _| {});
     }
     bench.drained();
     assert_eq!(bench.node.writeback.conflicts().0, 0, "{:?}", bench.node.writeback.conflicts());
