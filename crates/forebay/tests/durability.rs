@@ -50,6 +50,9 @@ fn fsync_when_durability_is_backing_then_the_file_outlives_everything_local() {
     for passthrough in ["off", "readwrite"] {
         let site = mounted(passthrough, "backing");
         let (mnt, backing) = (site.path("mnt"), site.path("backing"));
+        let (_, status) = site.run(&["status", &site.text("mnt")]);
+        let why = if passthrough == "off" { "asked not to use it" } else { "--durability backing" };
+        assert!(status.contains(why), "{status}");
         let below = |name: &str| fs::read(backing.join(name)).unwrap_or_default();
         // A new file in new directories, still open.
         fs::create_dir_all(mnt.join("a/b")).unwrap();

@@ -61,6 +61,41 @@ fn link_that_others_point_elsewhere_when_refreshed_then_followed_there() {
     site.umount();
 }
 
+/// It said that all was in the backing store, and had looked at the link alone.
+#[test]
+fn sync_when_a_symbolic_link_is_named_then_what_it_leads_to_is_written_back() {
+    use std::os::unix::fs::symlink;
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    let [run, file, outside] = ["mnt/run", "mnt/file", "outside"].map(|name| site.path(name));
+    fs::create_dir(&run).unwrap();
+    symlink("run", site.path("mnt/latest")).unwrap();
+    symlink("file", site.path("mnt/link")).unwrap();
+    symlink(&run, &outside).unwrap();
+    for (round, named) in
+        ["mnt/latest/", "mnt/latest", "outside/", "outside"].into_iter().enumerate()
+    {
+        let result = format!("result {round}");
+        fs::write(run.join("result"), &result).unwrap();
+        assert_eq!(site.run(&["sync", &site.text(named)]).0, 0, "{named}");
+        let below = fs::read_to_string(site.path("backing/run/result")).unwrap();
+        assert_eq!(below, result, "{named}");
+    }
+    fs::write(&file, "bytes").unwrap();
+    assert_eq!(site.run(&["sync", &site.text("mnt/link")]).0, 0);
+    assert_eq!(fs::read_to_string(site.path("backing/link")).unwrap(), "bytes");
+    symlink("/etc/hostname", site.path("mnt/elsewhere")).unwrap();
+    symlink("nowhere", site.path("mnt/dangling")).unwrap();
+    let (exit, said) = site.run(&["sync", &site.text("mnt/elsewhere"), &site.text("mnt/dangling")]);
+    assert!(exit == 0 && said.contains("is on no Forebay mount"), "{exit}: {said}");
+    assert!(site.path("backing/dangling").is_symlink());
+    assert_eq!(site.run(&["sync", &site.text("mnt/dangling/")]).0, 1);
+    site.umount();
+}
+
 #[test]
 fn command_whose_messages_nobody_reads_then_ends_as_ever() {
     let nowhere = Path::new("/nowhere at all");

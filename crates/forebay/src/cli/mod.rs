@@ -219,7 +219,8 @@ pub struct QueryArgs {
 /// Arguments of an operation on paths.
 #[derive(Debug, Args)]
 pub struct PathArgs {
-    /// Files or directories on a mount; directories with everything below them
+    /// Files or directories on a mount; directories with everything below them, symbolic links with
+    /// what they lead to
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
     /// Print the outcome as JSON: an object for each mount concerned, one a line

@@ -1,5 +1,6 @@
 //! Commands on paths: `where`, `warm`, `evict`, `pin`, `unpin`, `sync`, `refresh`.
 
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,13 +86,36 @@ impl Groups {
         }
     }
 
+    /// A symbolic link counts with what it leads to; with a slash behind its name, only that is meant.
     fn add(&mut self, path: &Path) -> Result<(), Error> {
-        let real = mountinfo::resolve(path).map_err(Error::io(path.display().to_string()))?;
+        let failed = || Error::io(path.display().to_string());
+        let real = mountinfo::resolve(path).map_err(failed())?;
+        if !real.symlink_metadata().is_ok_and(|found| found.is_symlink()) {
+            return self.add_real(path, &real);
+        }
+        let target = std::fs::canonicalize(path);
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return self.add_real(path, &target.map_err(failed())?);
+        }
+        let link = self.add_real(path, &real);
+        let Ok(target) = target else { return link };
+        let led_to = self.add_real(path, &target);
+        if link.is_ok() && led_to.is_err() {
+            super::tell(&format!(
+                "{} leads to {}, which is on no Forebay mount: the link alone is meant",
+                path.display(),
+                target.display()
+            ));
+        }
+        link.or(led_to)
+    }
+
+    fn add_real(&mut self, path: &Path, real: &Path) -> Result<(), Error> {
         let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
-        let listed = mountinfo::containing(&mounts, &real).filter(|mount| mount.is_forebay());
-        let place = listed.map_or(&real, |mount| &mount.mountpoint);
+        let listed = mountinfo::containing(&mounts, real).filter(|mount| mount.is_forebay());
+        let place = listed.map_or(real, |mount| &mount.mountpoint);
         let below = |client: &Client| {
-            let below = client.inside(&real).ok_or_else(|| Error::NotMounted(path.to_owned()))?;
+            let below = client.inside(real).ok_or_else(|| Error::NotMounted(path.to_owned()))?;
             Ok::<_, Error>(WirePath::from(below))
         };
         match self.groups.iter_mut().find(|group| group.client.mountpoint() == place) {

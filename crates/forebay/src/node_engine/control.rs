@@ -156,7 +156,7 @@ impl NodeControl {
         };
         Passthrough {
             mode: mode.into(),
-            reason: refusal.and_then(why_off).map(Into::into),
+            reason: refusal.map(|refusal| why_off(refusal).into()),
             opens: counts.passthrough_opens.get(),
             refusals: RefusalReason::ALL
                 .iter()
@@ -328,14 +328,17 @@ impl NodeControl {
     }
 }
 
-/// Why passthrough is off though it was asked for.
-fn why_off(refusal: RefusalReason) -> Option<&'static str> {
+/// Why passthrough is off.
+fn why_off(refusal: RefusalReason) -> &'static str {
     match refusal {
-        RefusalReason::Off => None,
-        RefusalReason::NoPrivilege => {
-            Some("the daemon lacks CAP_SYS_ADMIN: passthrough needs a mount made by root")
+        RefusalReason::Off => "the mount was asked not to use it",
+        RefusalReason::Durability => {
+            "with `--durability backing` the kernel must not write or map a file by itself"
         }
-        _ => Some("the kernel lacks FUSE passthrough: it came with Linux 6.9"),
+        RefusalReason::NoPrivilege => {
+            "the daemon lacks CAP_SYS_ADMIN: passthrough needs a mount made by root"
+        }
+        _ => "the kernel lacks FUSE passthrough: it came with Linux 6.9",
     }
 }
 
