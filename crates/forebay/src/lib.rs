@@ -24,7 +24,7 @@ mod engine;
 mod error;
 mod glob;
 mod hand_over;
-mod headway;
+pub mod headway;
 mod logging;
 mod metrics_http;
 pub mod migrate;

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
+use forebay_testing::wait_until;
 use site::{NOBODY, Site, can_mount, outcome};
 
 fn set_old_time(dir: &Path) {
@@ -181,6 +182,24 @@ fn files_below_a_bind_mount_of_a_directory_when_named_to_commands_then_these_are
     assert_eq!((code_of_all, of_all.as_str()), (0, "no conflicts\n"));
     assert_eq!(fs::read(site.path("backing/dir/file")).unwrap(), b"in the directory");
     assert!(!site.path("backing/file").exists());
+}
+
+/// Nobody said that what was written stayed on the tier, which a reboot may empty.
+#[test]
+fn mount_when_umount_8_removes_it_then_the_daemon_writes_everything_back_before_it_ends() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    site.mount(&["--writeback", "evict"]);
+    fs::write(site.path("mnt/file"), "written").unwrap();
+    rustix::mount::unmount(site.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
+    let below = site.path("backing/file");
+    wait_until("it is written back", || fs::read(&below).is_ok_and(|bytes| bytes == b"written"));
+    // And the tiers are free then.
+    site.mount(&[]);
+    fs::write(site.path("mnt/more"), "and more").unwrap();
+    site.umount();
 }
 
 #[test]

@@ -52,7 +52,12 @@ pub struct NodeControl {
     draining: Exclusive,
     /// Whether the last drain left nothing but what was in use.
     drained: AtomicBool,
+    /// Whether it was this daemon that was asked to end the mount, not the kernel, as by umount(8).
+    asked_to_end: AtomicBool,
 }
+
+/// What others have unmounted is written back as long as less is left at least so often.
+const STALLED: Duration = Duration::from_secs(15);
 
 impl NodeControl {
     /// The control of `node`, mounted as `front`.
@@ -67,6 +72,7 @@ impl NodeControl {
             started: Instant::now(),
             draining: Mutex::new(()),
             drained: AtomicBool::new(false),
+            asked_to_end: AtomicBool::new(false),
         }
     }
 
@@ -628,6 +634,7 @@ impl Control for NodeControl {
     }
 
     fn shutdown(&self, how: Shutdown) -> ControlResult<()> {
+        self.asked_to_end.store(true, Ordering::Release);
         let lazy = how == Shutdown::Detach;
         self.front.unmount(lazy).map_err(|error| {
             let busy = error.to_string().contains("busy");
@@ -639,8 +646,12 @@ impl Control for NodeControl {
 
 impl NodeControl {
     /// What was in use during the last drain, or changed after it, is written back; after the kernel
-    /// has let go of the mount. Nothing if it was ended without a drain.
+    /// has let go of the mount. All, if nobody has asked this daemon to end it. Nothing if it was asked to end
+    /// it without a drain.
     pub(super) fn write_rest(&self, limit: Duration) {
+        if !self.asked_to_end.load(Ordering::Acquire) {
+            self.write_all_unasked();
+        }
         if !self.drained.load(Ordering::Acquire) {
             return;
         }
@@ -657,6 +668,25 @@ impl NodeControl {
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "the rest stays on the tiers for the next mount"),
+        }
+    }
+
+    /// Until this daemon is asked to end after all, as by a signal, and as long as it makes headway.
+    fn write_all_unasked(&self) {
+        tracing::info!("unmounted by something else: writing everything to the backing store");
+        let mut headway = forebay::headway::Headway::default();
+        let mut since = Instant::now();
+        let drained = self.drain(None, &mut |progress| {
+            if headway.made(&progress) {
+                since = Instant::now();
+            }
+            since.elapsed() < STALLED && !self.asked_to_end.load(Ordering::Acquire)
+        });
+        if !drained.is_ok_and(|outcome| outcome.complete) {
+            self.node.writeback().note_left_behind();
+            tracing::warn!(
+                "not all was written back; the rest stays on the tiers for the next mount"
+            );
         }
     }
 }
