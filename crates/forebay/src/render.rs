@@ -352,7 +352,7 @@ fn troubles(status: &Status, line: Line<'_>) {
 fn conflict_line(conflict: &Conflict) -> String {
     match conflict.has_copy() {
         true => format!("{}: your version is {}", conflict.path, conflict.kept_as),
-        false => format!("{}: the version of the others counts", conflict.path),
+        false => format!("{}: what the backing store has counts", conflict.path),
     }
 }
 

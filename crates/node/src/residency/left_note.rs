@@ -94,8 +94,7 @@ impl LeftNote {
             Some(_) if !self.header.is_empty() => IsLeft::No,
             Some(found) if found.dirty => IsLeft::Perhaps,
             Some(_) => IsLeft::Yes,
-            None if same_file == Some(false) => IsLeft::Perhaps,
-            None => IsLeft::Yes,
+            None => IsLeft::Perhaps,
         }
     }
 }
@@ -135,7 +134,7 @@ mod tests {
         assert_eq!(noted.is_of(Some(&old), file(4)), IsLeft::Yes);
         assert_eq!(noted.is_of(Some(&new), file(4)), IsLeft::No);
         assert_eq!(noted.is_of(None, file(4)), IsLeft::Perhaps);
-        assert_eq!(noted.is_of(None, None), IsLeft::Yes);
+        assert_eq!(noted.is_of(None, None), IsLeft::Perhaps);
         let unread = LeftNote { header: Vec::new(), file: file(3) };
         assert_eq!(unread.is_of(Some(&new), file(3)), IsLeft::Yes);
         assert_eq!(unread.is_of(Some(&new), file(4)), IsLeft::Perhaps);
@@ -143,6 +142,6 @@ mod tests {
         let nothing = LeftNote::default();
         assert_eq!(nothing.is_of(Some(&new), file(4)), IsLeft::Perhaps);
         assert_eq!(nothing.is_of(Some(&header(2, false)), file(4)), IsLeft::Yes);
-        assert_eq!(nothing.is_of(None, file(4)), IsLeft::Yes);
+        assert_eq!(nothing.is_of(None, file(4)), IsLeft::Perhaps);
     }
 }
