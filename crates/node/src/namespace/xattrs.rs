@@ -153,8 +153,9 @@ impl Node {
         };
         let mut list = Vec::new();
         for name in names {
-            // trusted.* exists for the privileged only.
-            if context.uid == 0 || !name.starts_with(b"trusted.") {
+            // trusted.* exists for the privileged only, and some that the backing store lists for nobody.
+            let is_shown = context.uid == 0 || !name.starts_with(b"trusted.");
+            if is_shown && check_name(&name).is_ok() {
                 list.extend_from_slice(&name);
                 list.push(0);
             }

@@ -267,7 +267,8 @@ impl Writeback {
             names => names?,
         };
         let mut all = Vec::with_capacity(names.len());
-        for attribute in names {
+        for attribute in names.into_iter().filter(|name| !is_access_list_once_more(name.as_bytes()))
+        {
             match self.backing.get_xattr(dir, name, &attribute) {
                 Ok(value) => all.push((attribute.as_bytes().to_vec(), value)),
                 Err(error) if error.errno() == libc::EACCES && may_open && is_closed() => {
@@ -414,4 +415,10 @@ fn is_unconfirmed(record: &Record) -> bool {
 /// Whether a listing leaves this name out.
 fn is_hidden(dir: Ino, name: &OsStr) -> bool {
     is_reserved(name, dir == Ino::ROOT)
+}
+
+/// Whether XFS shows (and takes) an access list by this extended attribute as well: it changes with the list,
+/// and setting or removing it does so to the list.
+pub(crate) fn is_access_list_once_more(attribute: &[u8]) -> bool {
+    attribute.starts_with(b"trusted.SGI_ACL_")
 }

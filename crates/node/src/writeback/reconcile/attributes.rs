@@ -18,6 +18,7 @@ use super::work::Work;
 use crate::after_refusal::again_after_refusal;
 use crate::error::{NodeError, Result};
 use crate::writeback::Writeback;
+use crate::writeback::import::is_access_list_once_more;
 
 /// So many directories whose times are to be set again do not wait for a quiet moment.
 const MAX_ENTRIES_WRITTEN: usize = 10_000;
@@ -258,7 +259,8 @@ impl Writeback {
         // Of those that nobody has asked for none was changed here.
         let Some(wanted) = self.known_xattrs(record)? else { return Ok(()) };
         let here = OsStr::new("");
-        let wanted: BTreeMap<_, _> = wanted.into_iter().collect();
+        let is_its_own = |(name, _): &(Vec<u8>, Vec<u8>)| !is_access_list_once_more(name);
+        let wanted: BTreeMap<_, _> = wanted.into_iter().filter(is_its_own).collect();
         let found: BTreeMap<_, _> = self.read_xattrs(object, b"")?.into_iter().collect();
         // Access lists, which may close it, after those of the user.
         for (attribute, value) in wanted.iter().rev() {
