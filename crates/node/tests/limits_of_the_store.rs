@@ -566,6 +566,80 @@ fn names_when_the_store_drops_their_ends_then_those_are_refused_at_the_call() {
     assert_eq!(rig.plain("ends."), b"third");
 }
 
+#[test]
+fn name_whose_file_the_store_does_not_let_go_when_there_is_another_then_no_drain_waits_for_either()
+{
+    let by = Limited::new(|_, _, _| Verdict::Pass);
+    type Change = fn(&Rig);
+    let remove: Change = |rig| rig.node().unlink(&CONTEXT, Ino::ROOT, b"a").unwrap();
+    let make_again: Change = |rig| {
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"a").unwrap();
+        rig.put("a", b"");
+    };
+    let save: Change = |rig| {
+        rig.put("new", b"newer bytes");
+        let [from, to] = [b"new", &b"a"[..]].map(|name| NameIn::new(Ino::ROOT, name));
+        rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    };
+    let tree: Change = |rig| {
+        rig.node().unlink(&CONTEXT, rig.ino("d"), b"a").unwrap();
+        rig.node().rmdir(&CONTEXT, Ino::ROOT, b"d").unwrap();
+        let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"d", 0o755, 0).unwrap().ino;
+        rig.node().symlink(&CONTEXT, dir, b"inside", b"anywhere").unwrap();
+    };
+    let open: Change = |rig| {
+        // It stays open, and its bytes within reach.
+        rig.open("a", libc::O_RDONLY);
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"a").unwrap();
+        rig.put("a", b"newer bytes");
+    };
+    for (what, change) in [
+        ("removed", remove),
+        ("made again", make_again),
+        ("saved", save),
+        ("tree", tree),
+        ("open", open),
+    ] {
+        by.lift();
+        let rig = rig(&by);
+        rig.put("a", b"bytes");
+        let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"d", 0o755, 0).unwrap().ino;
+        rig.node().symlink(&CONTEXT, dir, b"a", b"anywhere").unwrap();
+        assert_eq!(drain(&rig), Remaining::default());
+        *by.0.lock() = Box::new(|operation, _, label| match operation {
+            Operation::Remove | Operation::Commit | Operation::Limbo | Operation::Link
+                if label == Path::new("a") =>
+            {
+                Verdict::Fail(libc::EPERM)
+            }
+            _ => Verdict::Pass,
+        });
+        change(&rig);
+        let begun = Instant::now();
+        let left = drain(&rig);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{what}: {:?}", begun.elapsed());
+        assert!(left.entries > 0 && left.refused == left.entries, "{what}: {left:?}");
+        let root = Ino::ROOT;
+        let synced =
+            rig.node().writeback().sync_subtree(root, begun + LIMIT, &mut |_| true).unwrap();
+        assert!(!synced.complete && !synced.cut_short, "{what}: {synced:?}");
+        assert!(synced.failures.iter().any(|(_, why)| why.contains("not permitted")), "{synced:?}");
+        assert_eq!(rig.plain("a"), b"bytes", "{what}: the store has kept it");
+        by.lift();
+        rig.node().writeback().drain(Instant::now() + LIMIT, &mut |_| true).unwrap();
+        assert_eq!(rig.node().writeback().backlog_len(), u64::from(what == "open"), "{what}");
+        let now = std::fs::read(rig.backing().join("a")).ok();
+        let wanted = match what {
+            "removed" => None,
+            "made again" => Some(&b""[..]),
+            "tree" => Some(&b"bytes"[..]),
+            _ => Some(&b"newer bytes"[..]),
+        };
+        assert_eq!(now.as_deref(), wanted, "{what}");
+        assert!(refused(&rig).is_empty(), "{what}: {:?}", refused(&rig));
+    }
+}
+
 /// The file that has the name there has another one here, and can't be put aside for a while.
 #[test]
 fn name_that_the_store_does_not_give_free_when_a_file_is_linked_or_moved_there_then_it_follows() {

@@ -51,6 +51,22 @@ struct Tally {
     busy: u64,
     failed: u64,
     refused: u64,
+    /// Removed ones that go with those that have their names now, and have not gone.
+    left_to_heirs: u64,
+}
+
+impl Tally {
+    /// Whether to try again at once would not change anything.
+    fn is_at_an_end(&self) -> bool {
+        self.done + self.busy + self.failed == 0
+    }
+
+    /// How many the store can't have, and how many go with those only: where nothing else is left, those
+    /// that have the names of the removed ones are among them.
+    fn refused_with_heirs(&self) -> u64 {
+        let with_them = self.refused > 0 && self.is_at_an_end();
+        self.refused + if with_them { self.left_to_heirs } else { 0 }
+    }
 }
 
 /// So often one sync brings an inode in line that is queued again at once.
@@ -283,7 +299,7 @@ fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
                 let mut written = shared.written.lock();
                 *written = (written.0 + 1, written.1.saturating_add(record.attr.size));
             }
-        } else if !matches!(turn, Turn::NotYet | Turn::AsAtCall) {
+        } else if !matches!(turn, Turn::NotYet | Turn::AsAtCall | Turn::LeftToHeir) {
             let mut left = shared.left.lock();
             if left.len() < MAX_LEFT {
                 left.push((ino, turn == Turn::Busy));
@@ -295,6 +311,7 @@ fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
             Turn::Busy => tally.busy += 1,
             Turn::Failed => tally.failed += 1,
             Turn::Refused => tally.refused += 1,
+            Turn::LeftToHeir => tally.left_to_heirs += 1,
             Turn::NotYet => {}
         }
     });
@@ -570,7 +587,7 @@ impl<'a> Sweep<'a, '_> {
                 if whole && left == 0 { node.let_removed_go() } else { RemovedFiles::default() };
             let bytes = node.unwritten_bytes();
             let in_use = removed.are_all_open();
-            let refused = tally.refused.min(left);
+            let refused = tally.refused_with_heirs().min(left);
             let remaining =
                 Remaining { entries: left, bytes, in_use, refused, ..Remaining::default() };
             let nothing_selected = tally.done + tally.busy + tally.failed + tally.refused == 0;
@@ -585,8 +602,7 @@ impl<'a> Sweep<'a, '_> {
                 return Ok((remaining, End::Done));
             }
             // To try again at once would not change what the store can have.
-            let only_refused = refused > 0 && tally.done + tally.busy + tally.failed == 0;
-            if only_refused && refused == left {
+            if refused > 0 && refused == left && tally.is_at_an_end() {
                 return Ok((remaining, End::Refused));
             }
             if self.over() {

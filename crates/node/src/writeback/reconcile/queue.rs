@@ -162,6 +162,8 @@ pub(super) enum Turn {
     Refused,
     /// Programs may go on to change it; what it was at the call is there.
     AsAtCall,
+    /// It was removed, and goes in the turn of the one that has its name now.
+    LeftToHeir,
 }
 
 /// Which inodes have a turn in a batch, and when that is over.
@@ -427,6 +429,7 @@ impl Writeback {
             batch.finish()?;
         }
         match self.reconcile_in(ino, batch) {
+            Ok(()) if batch.has_left_to_heir(ino) => Ok(Turn::LeftToHeir),
             Ok(()) => Ok(Turn::Done),
             Err(NodeError::Busy) => Ok(Turn::Busy),
             Err(error)

@@ -154,6 +154,8 @@ impl Writeback {
         if heir.backing.links.contains(link) && heir.queued.is_none() {
             // It has the name already.
             work.went(link);
+        } else {
+            work.left_to_heir = true;
         }
         Ok(true)
     }

@@ -140,6 +140,8 @@ pub(super) struct Work<'a> {
     pub(super) wanted_by: Option<Ino>,
     /// A removed directory within removed ones that lies too deep for this turn, and has to go first.
     pub(super) too_deep: Option<Ino>,
+    /// It was removed, and left a name to the inode that has it here, which replaces it there.
+    pub(super) left_to_heir: bool,
     was_kept: bool,
 }
 
@@ -162,6 +164,7 @@ impl<'a> Work<'a> {
             as_known: false,
             wanted_by: None,
             too_deep: None,
+            left_to_heir: false,
             was_kept: record.has_unseen_names(),
         }
     }
@@ -314,6 +317,7 @@ struct Finished<'a> {
     placed: bool,
     /// It had no name here, and others that nobody has looked at: its bytes were kept until now.
     was_kept: bool,
+    left_to_heir: bool,
     facts: Facts,
 }
 
@@ -355,6 +359,12 @@ impl<'a> Batch<'a> {
     /// Whether `ino` stands where it should, by work that waits for the sync.
     pub(super) fn has_placed(&self, ino: Ino) -> bool {
         self.finished.iter().any(|finished| finished.owned.ino == ino && finished.placed)
+    }
+
+    /// Whether `ino` was removed and is still there for the one that has its name here, by work that waits
+    /// for the sync.
+    pub(super) fn has_left_to_heir(&self, ino: Ino) -> bool {
+        self.finished.iter().any(|finished| finished.owned.ino == ino && finished.left_to_heir)
     }
 
     /// How long to wait for the owner of `ino`; see [`Writeback::own`].
@@ -405,8 +415,9 @@ impl<'a> Batch<'a> {
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
         self.changed.extend(work.changed);
         self.followers.extend(work.followers);
-        let Work { seen_change, was_kept, facts, .. } = work;
-        self.finished.push(Finished { owned, seen_change, placed, was_kept, facts });
+        let Work { seen_change, was_kept, left_to_heir, facts, .. } = work;
+        let finished = Finished { owned, seen_change, placed, was_kept, left_to_heir, facts };
+        self.finished.push(finished);
     }
 
     /// An inode that was moved aside for one of this batch.
