@@ -378,7 +378,7 @@ pub trait BackingStore: Send + Sync {
     /// What lies in `.forebay/lost`, of all owners.
     fn list_set_aside(&self) -> Result<Vec<PathBuf>>;
 
-    /// Inodes with a spill file of this owner.
+    /// Inodes with a spill file of this owner, also one that a dead daemon was about to publish.
     fn list_spills(&self) -> Result<Vec<u64>>;
 
     /// Publishes a temporary or a spill file under a name: syncs it, then renames. The name shows

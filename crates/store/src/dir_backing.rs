@@ -661,7 +661,7 @@ impl BackingStore for DirBacking {
     }
 
     fn list_spills(&self) -> Result<Vec<u64>> {
-        self.numbers_in(crate::private::Area::Spill)
+        self.all_spills()
     }
 
     fn commit(

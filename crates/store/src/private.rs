@@ -518,6 +518,40 @@ impl DirBacking {
         Ok(numbers)
     }
 
+    /// Inodes with a spill file, under its own name or on its way.
+    pub(crate) fn all_spills(&self) -> Result<Vec<u64>> {
+        let mut all = self.numbers_in(Area::Spill)?;
+        all.extend(self.spills_on_their_way()?);
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    /// Inodes whose spill file has the name that it has while it is exchanged with a published one, as a daemon
+    /// leaves it that dies then. [`BackingStore::clean_temporaries`] gives it its name back, and so does whoever
+    /// opens it.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn spills_on_their_way(&self) -> Result<Vec<u64>> {
+        let (mut numbers, mut names) = (Vec::new(), Vec::new());
+        let Some(dir) = self.existing_area(Area::Spill)? else { return Ok(numbers) };
+        let prefix = format!("y.{}.", self.owner);
+        self.list(&dir, &mut |batch| {
+            let own = batch.iter().map(|entry| &entry.name);
+            let own = own.filter(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix)));
+            names.extend(own.cloned());
+            ControlFlow::Continue(())
+        })?;
+        for name in names {
+            let Some(swap) = name.to_str().and_then(parse_swap) else { continue };
+            // Else it is what was to be replaced, and the spill file is published.
+            let stands = self.stat_if(&dir, &name)?.is_some_and(|found| found.ino == swap.own);
+            numbers.extend((stands && swap.spill).then_some(swap.ino));
+        }
+        Ok(numbers)
+    }
+
     pub(crate) fn name_when_parked(&self, key: u64) -> OsString {
         self.spill_name(key)
     }

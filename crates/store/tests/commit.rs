@@ -151,6 +151,29 @@ fn clean_temporaries_tells_displaced_files_from_its_own() {
     assert_eq!(store.list_spills().unwrap(), [3]);
 }
 
+#[test]
+fn spill_files_when_one_was_about_to_be_published_then_they_are_all_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirBacking::open(dir.path(), "n").unwrap();
+    for ino in 1..=3 {
+        drop(store.spill(ino).unwrap());
+    }
+    let spill = dir.path().join(".forebay/spill");
+    for (ino, owner, own) in [(2, "n", true), (3, "n", false), (3, "other", true)] {
+        let name = if own { spill.join(format!("n.{ino}")) } else { dir.path().join("published") };
+        if !name.exists() {
+            std::fs::write(&name, "").unwrap();
+        }
+        let number = std::fs::metadata(&name).unwrap().ino() - u64::from(!own);
+        std::fs::rename(name, spill.join(format!("y.{owner}.{ino}.{number:x}.1.1.1.1"))).unwrap();
+    }
+    assert_eq!(store.spills_on_their_way().unwrap(), [2]);
+    assert_eq!(store.list_spills().unwrap(), [1, 2]);
+    assert!(store.open_spill(2).unwrap().is_some());
+    assert_eq!(store.spills_on_their_way().unwrap(), []);
+    assert_eq!(store.list_spills().unwrap(), [1, 2]);
+}
+
 /// A mount below the backing root: renames from the private area cannot go there.
 #[test]
 fn commit_into_another_mount_below_the_root_is_atomic_too() {

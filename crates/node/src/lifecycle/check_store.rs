@@ -30,6 +30,7 @@ impl Check<'_> {
     /// Spill files that the namespace does not know.
     pub(super) fn spill_files(&mut self) -> Result<()> {
         let Some(backing) = self.backing()? else { return Ok(()) };
+        let on_their_way = backing.spills_on_their_way()?;
         for ino in backing.list_spills()? {
             let record = match self.meta.get(Ino(ino)) {
                 Ok(record) if record.spilled => record,
@@ -41,6 +42,11 @@ impl Check<'_> {
                 Err(forebay_meta::Error::Corrupt { .. }) => continue,
                 Err(error) => return Err(error.into()),
             };
+            // The next mount gives it its name back.
+            if on_their_way.contains(&ino) {
+                self.spills.insert(ino);
+                continue;
+            }
             let trust = match self.left_behind.unseen.has_spill(Ino(ino)) {
                 true => Trust::default(),
                 false => self.trusted.spills,
