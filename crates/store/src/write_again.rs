@@ -80,8 +80,8 @@ fn marks_as_changed(file: &dyn Bytes, run: &Range<u64>) -> Result<bool> {
         match told {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(false),
-            // The device does not give what should be written.
-            Err(Errno::FAULT) => return Err(err(Errno::IO)),
+            // The device does not give what should be written: that is a read that failed.
+            Err(Errno::FAULT) => return Err(StoreError::io("read", file.label(), Errno::IO)),
             Err(e) => return Err(err(e)),
         }
         at += len as u64;
