@@ -112,3 +112,31 @@ fn record_changed_while_a_worker_was_at_it_then_stays_queued_with_its_difference
     assert_eq!(store.backlog_len(), 0);
     clean(&store);
 }
+
+#[test]
+fn record_when_its_bytes_are_reported_as_written_back_then_surely_clean_only_after_a_sync() {
+    let store = store();
+    let ino = create(&store, "x");
+    store.sync().unwrap();
+    store.update(ino, None, write).unwrap();
+    let report = |store: &MetaStore| {
+        let seen = store.get(ino).unwrap();
+        store.claim(ino, seen.links.first().unwrap()).unwrap();
+        let facts = |record: &mut Record| {
+            record.spilled = false;
+            record.mark_clean();
+        };
+        store.reconciled(ino, seen.change, facts).unwrap();
+        assert!(!store.get(ino).unwrap().is_dirty());
+    };
+    assert!(store.is_surely_clean(ino), "nothing says yet that it is clean");
+    report(&store);
+    assert!(!store.is_surely_clean(ino));
+    store.sync().unwrap();
+    assert!(store.is_surely_clean(ino));
+    // Again, and what else is changed says nothing of that.
+    store.update(ino, None, write).unwrap();
+    report(&store);
+    store.update(ino, None, |_| Queue::Yes).unwrap();
+    assert!(!store.is_surely_clean(ino));
+}

@@ -293,8 +293,13 @@ impl<'a> Draft<'a> {
         let is_fresh = |edit: &&Edit| edit.before.is_none() && !edit.after.is_directory();
         let fresh: SmallVec<[Ino; 4]> =
             edits.iter().filter(is_fresh).map(|edit| edit.after.ino).collect();
+        let is_clean_now = |edit: &&Edit| {
+            edit.before.as_ref().is_some_and(|before| before.is_dirty()) && !edit.after.is_dirty()
+        };
+        let clean: SmallVec<[Ino; 4]> =
+            edits.iter().filter(is_clean_now).map(|edit| edit.after.ino).collect();
         // Before and after: a sync that begins in between may or may not have them.
-        self.store.fresh.note(&fresh);
+        self.store.fresh.note(&fresh, &clean);
         let committed = if self.transaction.write.is_empty() {
             Ok(true)
         } else if self.delta == Delta::default() && self.seqs.is_empty() {
@@ -302,7 +307,7 @@ impl<'a> Draft<'a> {
         } else {
             self.execute_with_counts()
         };
-        self.store.fresh.note(&fresh);
+        self.store.fresh.note(&fresh, &clean);
         if !matches!(committed, Ok(true)) {
             self.forget(&edits, &bases);
         }

@@ -121,6 +121,15 @@ impl Residency {
         }
     }
 
+    /// What a tier has of a clean file is about to go. That the backing store has it must be known after a
+    /// power cut, too: it is not always found there, as in a directory of which nobody knows that it is there.
+    pub(crate) fn be_surely_clean(&self, ino: Ino) -> Result<()> {
+        if !self.meta.is_surely_clean(ino) {
+            self.meta.sync()?;
+        }
+        Ok(())
+    }
+
     /// Removes a clean object that nobody uses; false when that is not so.
     pub(super) fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
         let file = self.files.get(ino);
@@ -159,6 +168,7 @@ impl Residency {
         }
         self.remove_left_behind_of(ino);
         self.keep_out_left_behind(ino)?;
+        self.be_surely_clean(ino)?;
         fail_at!("node.evict.before_remove");
         self.remove_object(tier, ino)?;
         fail_at!("node.evict.after_remove");
@@ -196,6 +206,7 @@ impl Residency {
         if place.is_dirty() || self.maybe_mapped(place) {
             return Ok(false);
         }
+        self.be_surely_clean(ino)?;
         if place.is_marked_whole() {
             let map = Presence::sidecar_bytes_for(extent, record.attr.size);
             if !self.take_room(tier, map) {
@@ -238,6 +249,9 @@ impl Residency {
         }
         let target = &self.tiers[usize::from(to)];
         let (charged, dirty) = (place.charge.bytes(), place.is_dirty());
+        if !dirty {
+            self.be_surely_clean(ino)?;
+        }
         if !self.take_room(to, charged) {
             return Ok(false);
         }

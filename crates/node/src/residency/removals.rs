@@ -292,7 +292,11 @@ impl Residency {
     pub(crate) fn discard_removed(&self) {
         loop {
             let files = std::mem::take(&mut self.removals.0.lock().files);
-            let dirty = |ino: &Ino| self.residents.get(ino.0).is_some_and(|found| found.dirty);
+            // Else a removal that the power takes back would leave nothing of the file.
+            let dirty = |ino: &Ino| {
+                self.residents.get(ino.0).is_some_and(|found| found.dirty)
+                    || !self.meta.is_surely_clean(*ino)
+            };
             let durable = !files.iter().any(dirty) || self.meta.sync().is_ok();
             if files.is_empty() {
                 return;
