@@ -6,7 +6,7 @@
 //! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
 //! these must not take the place of the version that the backing store has.
 
-use forebay_meta::{Error as MetaError, Link, Links, NameIn, Record, RenameFlags};
+use forebay_meta::{Error as MetaError, Link, Links, NameIn, Queue, Record, RenameFlags};
 use forebay_store::{Attributes, ErrorClass};
 use forebay_types::{Fingerprint, Ino};
 
@@ -138,7 +138,31 @@ impl Writeback {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.import_name(link.parent, &link.name)?;
+        let is_own = is_its_own(record, found);
+        match self.import_name(link.parent, &link.name)? {
+            Some(back) if is_own => self.keep_attributes(record, back.ino),
+            _ => Ok(()),
+        }
+    }
+
+    /// The version that has its name back is of the same file: a sync of its attributes holds for that, too,
+    /// if they have not reached the backing store yet.
+    fn keep_attributes(&self, of: &Record, back: Ino) -> Result<()> {
+        if of.backing.attrs_differ {
+            self.meta.update(back, None, |record| {
+                let (attr, from) = (&mut record.attr, &of.attr);
+                (attr.perm, attr.uid, attr.gid) = (from.perm, from.uid, from.gid);
+                record.backing.attrs_differ = true;
+                Queue::Yes
+            })?;
+        }
+        if of.backing.xattrs_differ {
+            self.meta.xattr_replace_all(back, &self.meta.xattr_all(of.ino)?)?;
+            self.meta.update(back, None, |record| {
+                record.backing.xattrs_differ = true;
+                Queue::Yes
+            })?;
+        }
         Ok(())
     }
 }
