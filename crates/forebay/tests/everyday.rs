@@ -192,8 +192,13 @@ fn mount_when_umount_8_removes_it_then_the_daemon_writes_everything_back_before_
     }
     let site = Site::new();
     site.mount(&["--writeback", "evict"]);
+    // One that is refused changes nothing.
+    let in_use = fs::File::create(site.path("mnt/in-use")).unwrap();
+    assert_eq!(site.run(&["umount", "--no-drain", &site.text("mnt")]).0, 1);
+    drop(in_use);
     fs::write(site.path("mnt/file"), "written").unwrap();
-    rustix::mount::unmount(site.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
+    let unmount = || rustix::mount::unmount(site.path("mnt"), rustix::mount::UnmountFlags::empty());
+    wait_until("it is unmounted", || unmount().is_ok());
     let below = site.path("backing/file");
     wait_until("it is written back", || fs::read(&below).is_ok_and(|bytes| bytes == b"written"));
     // And the tiers are free then.

@@ -637,6 +637,8 @@ impl Control for NodeControl {
         self.asked_to_end.store(true, Ordering::Release);
         let lazy = how == Shutdown::Detach;
         self.front.unmount(lazy).map_err(|error| {
+            // It goes on, and others may unmount it.
+            self.asked_to_end.store(false, Ordering::Release);
             let busy = error.to_string().contains("busy");
             let kind = if busy { ErrorKind::Busy } else { ErrorKind::Failed };
             ControlError::new(kind, format!("{}: {error}", self.config.mountpoint.display()))
