@@ -10,10 +10,11 @@ mod found;
 mod oracle;
 mod points;
 mod product;
+mod seen;
 mod site;
+mod trees;
 mod work;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use cases::{Case, When};
 use oracle::{BLOCK, Below, Oracle};
 use points::{Stand, Stood};
+use seen::Seen;
 pub use site::Kinds;
 use site::{Layout, MountSettings, Site};
 use work::{Held, LARGE_BLOCKS, Op};
@@ -48,13 +50,18 @@ const SURE_CUTS: usize = 3;
 /// A run with more findings than this is not worth its time.
 const MAX_FINDINGS: usize = 25;
 
-/// Steps begun and done, written by workers and read after their end.
+/// Of so many steps a worker tells the number of the directory that it has made.
+const NUMBERED: usize = 2 * STEPS;
+/// One cut in so many comes late enough for the backing store to have some of the names.
+const LATE_ONE_IN: u64 = 3;
+
+/// Steps begun and done, and the directories made, written by workers and read after their end.
 struct Progress(std::os::fd::OwnedFd);
 
 impl Progress {
     fn new() -> Outcome<Self> {
         let memory = rustix::fs::memfd_create("progress", rustix::fs::MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&memory, 8 + 16 * WORKERS as u64)?;
+        rustix::fs::ftruncate(&memory, 8 * Self::number(WORKERS, 0) as u64)?;
         Ok(Self(memory))
     }
 
@@ -66,6 +73,11 @@ impl Progress {
     fn set(&self, at: usize, value: u64) {
         os::write_at(&self.0, 8 * at as u64, &value.to_le_bytes())
             .expect("memory of fixed size takes a number");
+    }
+
+    /// Where the number of the directory is that a worker has made in a step.
+    const fn number(worker: usize, step: usize) -> usize {
+        1 + 2 * WORKERS + worker * NUMBERED + step
     }
 
     /// From now on nothing counts as acknowledged.
@@ -85,6 +97,8 @@ struct Tally {
     steps: u64,
     wrong: Vec<String>,
     conflicts: usize,
+    /// What only the backing store had.
+    strangers: usize,
     /// Cases that this kernel is too old for.
     impossible: usize,
     /// What was cut, of late.
@@ -105,8 +119,16 @@ struct Run {
     points: Vec<String>,
     /// At one of them that it comes to for certain.
     is_sure: bool,
+    /// What programs may do.
+    mixes: &'static [work::Mix],
     tally: Tally,
 }
+
+/// Where directories are asked about: what is in none goes on meanwhile.
+const TREES: [work::Mix; 5] = {
+    use work::Mix::{Bytes, Names, Trees};
+    [Trees, Trees, Trees, Bytes, Names]
+};
 
 /// Which of the directed cases are tried.
 #[derive(Clone, Debug)]
@@ -126,6 +148,8 @@ pub struct Cuts {
     pub count: usize,
     /// While the daemon stands at a fail point, as far as it comes to the one that is drawn.
     pub at_points: bool,
+    /// Most of what programs do is about directories.
+    pub trees: bool,
     /// Below what disks.
     pub kinds: Kinds,
 }
@@ -192,6 +216,9 @@ pub fn run(seed: u64, cuts: Cuts) -> Outcome {
     if cuts.at_points {
         run.points = site::fail_points()?;
     }
+    if cuts.trees {
+        run.mixes = &TREES;
+    }
     println!("seed {seed}: {}", run.site.kinds());
     let began = Instant::now();
     let mut left = cuts.count;
@@ -223,9 +250,10 @@ pub fn run(seed: u64, cuts: Cuts) -> Outcome {
 
 impl Tally {
     fn report(&self) -> Outcome {
-        let Tally { cuts, steps, wrong, conflicts, impossible, .. } = self;
+        let Tally { cuts, steps, wrong, conflicts, strangers, impossible, .. } = self;
         println!("{cuts} cuts, {steps} steps acknowledged; {} findings", wrong.len());
-        println!("{conflicts} conflicts; {impossible} cases not possible here");
+        println!("{conflicts} conflicts, {strangers} names that only the backing store had");
+        println!("{impossible} cases not possible here");
         println!("{}", self.stood.told());
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())
@@ -248,8 +276,19 @@ impl Run {
         rustix::fs::syncfs(fs::File::open(site.path("backing"))?)?;
         let mut random = Random::new(random.bits());
         let settings = MountSettings::choose(&mut random);
-        let (points, is_sure, tally) = (Vec::new(), false, Tally::default());
-        Ok(Self { site, random, oracles, stamp, settings, layout, kinds, points, is_sure, tally })
+        Ok(Self {
+            site,
+            random,
+            oracles,
+            stamp,
+            settings,
+            layout,
+            kinds,
+            points: Vec::new(),
+            is_sure: false,
+            mixes: &work::Mix::FLAT,
+            tally: Tally::default(),
+        })
     }
 
     /// Nothing can be said of these disks any more.
@@ -265,9 +304,9 @@ impl Run {
         self.failed(why);
         let (layout, kinds) = (self.layout, self.kinds);
         let tally = std::mem::take(&mut self.tally);
-        let points = std::mem::take(&mut self.points);
+        let (points, mixes) = (std::mem::take(&mut self.points), self.mixes);
         drop(self);
-        Ok(Self { tally, points, ..Self::new(random, layout, kinds)? })
+        Ok(Self { tally, points, mixes, ..Self::new(random, layout, kinds)? })
     }
 
     /// Mounts, cuts a number of times, and drains.
@@ -282,10 +321,29 @@ impl Run {
             self.tally.cuts += 1;
             self.cut()?;
         }
-        let seen = self.everything()?;
+        self.remove_strangers()?;
+        let seen = self.everything();
         self.drain()?;
         self.oracles.iter_mut().for_each(Oracle::all_written_back);
-        self.compare_below(&seen)
+        self.compare_below(&seen);
+        Ok(())
+    }
+
+    /// Where nobody looks for what is in the backing store, what was made without a sync may be there alone
+    /// after a cut, until somebody asks for it.
+    fn remove_strangers(&mut self) -> Outcome {
+        if self.settings.coherence != "exclusive" {
+            return Ok(());
+        }
+        self.site.refresh()?;
+        for (worker, oracle) in self.oracles.iter().enumerate() {
+            let home = self.site.home(worker);
+            for path in oracle.strangers(&Seen::read(&home)) {
+                remove(&home.join(path))?;
+                self.tally.strangers += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Unmounts, and looks whether there is anything to repair then.
@@ -300,26 +358,18 @@ impl Run {
         Ok(())
     }
 
-    /// Compares what the backing store has after a drain with what the mount showed before.
-    fn compare_below(&mut self, seen: &BTreeMap<String, Vec<u8>>) -> Outcome {
-        let backing = self.site.path("backing/data");
-        for (path, bytes) in seen {
-            let found = fs::read(backing.join(path)).unwrap_or_default();
-            if found != *bytes {
-                let blocks = || found.chunks(BLOCK).zip(bytes.chunks(BLOCK)).enumerate();
-                let differ: Vec<_> = blocks().filter(|(_, (a, b))| a != b).map(|it| it.0).collect();
-                let (worker, name) = path.split_once('/').unwrap_or_default();
-                let number = worker.trim_start_matches("worker").parse().unwrap_or(0);
-                let trail = self.oracles.get(number).map(|oracle: &Oracle| oracle.trail(name));
-                let (found, bytes) = (found.len(), bytes.len());
-                self.wrong(format!(
-                    "{path} after a drain: {found} bytes there, {bytes} seen, blocks {differ:?}; {}",
-                    trail.unwrap_or_default()
-                ));
+    /// Compares what the backing store has after a drain with what the mount showed before: it has that, and
+    /// nothing else.
+    fn compare_below(&mut self, seen: &[Seen]) {
+        for (worker, seen) in seen.iter().enumerate() {
+            let home = format!("worker{worker}");
+            let below = Seen::read(&self.site.path("backing/data").join(&home));
+            for (path, how) in below.differences(seen) {
+                let trail = self.oracles[worker].trail_of(&path);
+                self.wrong(format!("{home}/{path} after a drain: {how} seen; {trail}"));
                 self.site.keep_logs(self.tally.cuts, "");
             }
         }
-        Ok(())
     }
 
     fn wrong(&mut self, what: String) {
@@ -341,25 +391,9 @@ impl Run {
         let mut plans = vec![case.ops.clone()];
         plans.resize(WORKERS, Vec::new());
         self.cut_after(plans, Some(case))?;
-        let seen = self.everything()?;
+        let seen = self.everything();
         self.drain()?;
-        self.compare_below(&seen)?;
-        self.ask_for_strangers(&seen)
-    }
-
-    /// After a drain the backing store has no file that nobody made: what was taken for a conflict before
-    /// was removed through the mount, and nobody else changes anything.
-    fn ask_for_strangers(&mut self, seen: &BTreeMap<String, Vec<u8>>) -> Outcome {
-        for worker in 0..WORKERS {
-            let home = self.site.path("backing/data").join(format!("worker{worker}"));
-            for entry in fs::read_dir(home)? {
-                let entry = entry?;
-                let path = format!("worker{worker}/{}", entry.file_name().to_string_lossy());
-                if entry.file_type()?.is_file() && !seen.contains_key(&path) {
-                    self.wrong(format!("{path} after a drain: nobody has made it"));
-                }
-            }
-        }
+        self.compare_below(&seen);
         Ok(())
     }
 
@@ -437,15 +471,16 @@ impl Run {
         self.draw_point()?;
         let mut plans = Vec::new();
         for oracle in &self.oracles {
-            let mix = *self.random.pick(&work::Mix::ALL);
+            let mix = *self.random.pick(self.mixes);
             plans.push(work::plan(&mut self.random, mix, oracle, &mut self.stamp, STEPS));
         }
         self.cut_after(plans, None)?;
         if self.random.one_in(CUTS_BETWEEN_SYNCS) {
-            let seen = self.everything()?;
+            self.remove_strangers()?;
+            let seen = self.everything();
             self.site.sync()?;
             self.oracles.iter_mut().for_each(Oracle::all_written_back);
-            self.compare_below(&seen)?;
+            self.compare_below(&seen);
         }
         Ok(())
     }
@@ -468,7 +503,7 @@ impl Run {
             None => {
                 is_at_point = self.freeze_at_point()?;
                 if !is_at_point {
-                    std::thread::sleep(Duration::from_millis(self.random.between(10, 250)));
+                    std::thread::sleep(self.draw_moment());
                 }
                 self.choose_disks()
             }
@@ -497,7 +532,8 @@ impl Run {
         let mut done_by = Vec::new();
         for (worker, plan) in plans.into_iter().enumerate() {
             let counts = (progress.get(1 + 2 * worker), progress.get(2 + 2 * worker));
-            done_by.push(self.note_steps(worker, plan, counts, killed_first));
+            let made = |step| progress.get(Progress::number(worker, step));
+            done_by.push(self.note_steps(worker, plan, counts, &made, killed_first));
         }
         self.site.halt()?;
         self.site.boot()?;
@@ -508,6 +544,11 @@ impl Run {
         if self.tally.cut_lately.len() > CUTS_BETWEEN_DRAINS {
             self.tally.cut_lately.pop_front();
         }
+        self.look(&how, &done_by, &below)
+    }
+
+    /// Mounts after a cut, and looks what is there.
+    fn look(&mut self, how: &str, done_by: &[(u64, Vec<Op>)], below: &[Below]) -> Outcome {
         if let Err(failure) = self.site.mount(&self.settings) {
             let (_, checked) = self.site.check()?;
             return Err(Failure::at(format_args!("{how}: {failure}\nfsck: {checked}")));
@@ -516,7 +557,7 @@ impl Run {
         if let Some(lost) = self.site.lost()? {
             self.wrong(format!("{how}: {lost}"));
         }
-        self.compare(&how, &done_by, &below)?;
+        self.compare(how, done_by, below)?;
         if self.tally.wrong.len() > before {
             println!("{}", self.site.log());
             self.site.keep_logs(self.tally.cuts, &format!("{done_by:#?}"));
@@ -531,10 +572,14 @@ impl Run {
         worker: usize,
         plan: Vec<Op>,
         (begun, done): (u64, u64),
+        made: &dyn Fn(usize) -> u64,
         killed_first: bool,
     ) -> (u64, Vec<Op>) {
         for (number, op) in (0..begun).zip(&plan) {
             self.oracles[worker].carried_out(self.tally.cuts, op, number < done);
+            if let (Op::MakeDir { name }, true) = (op, number < done) {
+                self.oracles[worker].is_made(name, made(number as usize));
+            }
             if number >= done && !killed_first {
                 self.oracles[worker].doubt(op);
             }
@@ -556,6 +601,13 @@ impl Run {
                 println!("{}: {}", dir.display(), told.collect::<Vec<_>>().join(", "));
             }
         }
+    }
+
+    /// When the power is to fail.
+    fn draw_moment(&mut self) -> Duration {
+        let is_late = self.mixes.contains(&work::Mix::Trees) && self.random.one_in(LATE_ONE_IN);
+        let (least, most) = if is_late { (900, 1600) } else { (10, 250) };
+        Duration::from_millis(self.random.between(least, most))
     }
 
     fn choose_disks(&mut self) -> Vec<&'static str> {
@@ -580,7 +632,8 @@ impl Run {
         let read = |(worker, oracle): (usize, &Oracle)| {
             let home = backing.join(format!("worker{worker}"));
             let names = oracle.names().into_iter();
-            names.filter_map(|name| Some((name.clone(), fs::read(home.join(name)).ok()?))).collect()
+            let bytes = |name: &String| fs::read(home.join(oracle.path(name)?)).ok();
+            names.filter_map(|name| Some((name.clone(), bytes(&name)?))).collect()
         };
         self.oracles.iter().enumerate().map(read).collect()
     }
@@ -588,67 +641,29 @@ impl Run {
     fn compare(&mut self, how: &str, done_by: &[(u64, Vec<Op>)], below: &[Below]) -> Outcome {
         for (worker, ((done, _), below)) in done_by.iter().zip(below).enumerate() {
             let home = self.site.home(worker);
-            let before = self.oracles[worker].clone();
-            for name in before.names() {
-                let path = home.join(&name);
-                let found = match fs::read(&path) {
-                    Ok(found) => Some(found),
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-                    Err(error) => {
-                        self.wrong(format!("{how}: {name}: {error}"));
-                        Some(Vec::new())
-                    }
-                };
-                let (wrong, remove) =
-                    self.oracles[worker].found(&before, &name, found.as_deref(), below);
-                if let Some(why) = wrong {
-                    let trail = self.oracles[worker].trail(&name);
-                    self.wrong(format!(
-                        "{how}: worker{worker}/{name}: {why}; {done} done, {trail}"
-                    ));
-                }
-                if let Some(mode) = found.and_then(|_| os::permissions(&path).ok())
-                    && let Some(why) = self.oracles[worker].found_mode(&name, mode)
-                {
-                    self.wrong(format!("{how}: worker{worker}/{name}: {why}"));
-                }
-                if remove {
-                    fs::remove_file(&path)?;
-                }
+            let found = self.oracles[worker].compare(&Seen::read(&home), below);
+            for why in found.wrong {
+                self.wrong(format!("{how}: worker{worker}/{why} ({done} done)"));
             }
-            self.oracles[worker].tell_apart();
-            self.tally.conflicts += remove_strays(&home)?;
+            for path in found.remove {
+                remove(&home.join(path))?;
+            }
+            self.tally.conflicts += found.conflicts;
         }
         Ok(())
     }
 
-    /// All files as they are seen now.
-    fn everything(&self) -> Outcome<BTreeMap<String, Vec<u8>>> {
-        let mut all = BTreeMap::new();
-        for (worker, oracle) in self.oracles.iter().enumerate() {
-            for name in oracle.names() {
-                if let Ok(bytes) = fs::read(self.site.home(worker).join(&name)) {
-                    all.insert(format!("worker{worker}/{name}"), bytes);
-                }
-            }
-        }
-        Ok(all)
+    /// All that each worker sees now.
+    fn everything(&self) -> Vec<Seen> {
+        (0..WORKERS).map(|worker| Seen::read(&self.site.home(worker))).collect()
     }
 }
 
-/// Removes temporary names of replacements that were interrupted, and what was taken for a conflict;
-/// says how many of these.
-fn remove_strays(home: &Path) -> Outcome<usize> {
-    let mut conflicts = 0;
-    for entry in fs::read_dir(home)?.flatten() {
-        let name = entry.file_name();
-        let text = name.to_string_lossy();
-        if text.contains(".new") || text.contains("conflict") {
-            conflicts += usize::from(text.contains("conflict"));
-            fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(conflicts)
+fn remove(path: &Path) -> Outcome {
+    Ok(match fs::symlink_metadata(path)?.is_dir() {
+        true => fs::remove_dir_all(path)?,
+        false => fs::remove_file(path)?,
+    })
 }
 
 fn do_steps(home: &Path, plan: &[Op], progress: &Progress, worker: usize) -> Outcome {
@@ -664,6 +679,10 @@ fn do_steps(home: &Path, plan: &[Op], progress: &Progress, worker: usize) -> Out
         }
         if let Err(failure) = done {
             return Err(Failure::at(format_args!("step {number} {op:?}: {failure}")));
+        }
+        if let Op::MakeDir { name } = op {
+            let ino = fs::metadata(home.join(name)).map_or(0, |found| found.ino());
+            progress.set(Progress::number(worker, number), ino);
         }
         progress.set(2 + 2 * worker, number as u64 + 1);
     }

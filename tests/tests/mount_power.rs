@@ -1,7 +1,7 @@
 //! Power cuts below a mount, in a process of their own, for it takes its mounts to itself.
 //!
-//! `FOREBAY_POWER_CUTS` asks for more cuts at random times, `FOREBAY_POWER_POINTS` for more at fail points,
-//! `FOREBAY_POWER_CASES` for more directed cases.
+//! `FOREBAY_POWER_CUTS` asks for more cuts at random times, `FOREBAY_POWER_TREES` for more of those below
+//! directories, `FOREBAY_POWER_POINTS` for more at fail points, `FOREBAY_POWER_CASES` for more directed cases.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,10 +10,11 @@ use forebay_tests::random::seed_from_env;
 use forebay_tests::subject::{binary, run_command};
 
 const CUTS: &str = "4";
+const TREES: &str = "2";
 /// Directed cases, of some six thousand, besides those that are always tried: each run draws others.
 const CASES: u64 = 6;
 /// Not fewer than are always tried.
-const FIXED: u64 = 30;
+const FIXED: u64 = 31;
 /// A cut takes a second or two.
 const CUT_LIMIT_S: u64 = 10;
 /// As long as so many take the cuts at a point to which the daemon comes for certain, if it stood at none of
@@ -52,4 +53,11 @@ fn power_when_cut_at_any_time_then_everything_acknowledged_is_there() {
     let cuts = std::env::var("FOREBAY_POWER_CUTS").unwrap_or(CUTS.into());
     let seed = seed_from_env("FOREBAY_SEED").to_string();
     passes(&["--cuts", &cuts, "--seed", &seed], cuts.parse().unwrap_or(0));
+}
+
+#[test]
+fn power_when_cut_while_trees_change_then_every_name_acknowledged_is_there_and_none_is_invented() {
+    let cuts = std::env::var("FOREBAY_POWER_TREES").unwrap_or(TREES.into());
+    let seed = seed_from_env("FOREBAY_SEED").to_string();
+    passes(&["--trees", "--cuts", &cuts, "--seed", &seed], cuts.parse().unwrap_or(0));
 }

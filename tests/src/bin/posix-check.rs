@@ -151,6 +151,10 @@ enum Suite {
         /// feature `failpoints`, and fails when the daemon never stood at one.
         #[arg(long, conflicts_with = "cases")]
         at_points: bool,
+        /// Most steps are about directories: made, moved, removed with all that is in them and made again,
+        /// with links, attributes, and files and directories that are held open.
+        #[arg(long, conflicts_with = "cases")]
+        trees: bool,
         /// The file system of all disks; without it each has one by the seed.
         #[arg(long, value_parser = ["ext4", "xfs"])]
         disks: Option<String>,
@@ -191,7 +195,7 @@ fn main() -> ExitCode {
             let seed = seed(&length);
             report(model::run(&dir, &reference, seed, length.ops), seed)
         }
-        (Some(Suite::Power { cuts: count, seed, cases, only, at_points, disks }), _) => {
+        (Some(Suite::Power { cuts: count, seed, cases, only, at_points, trees, disks }), _) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
             let kinds = match disks.as_deref() {
                 Some("ext4") => power::Kinds::Ext4,
@@ -200,7 +204,7 @@ fn main() -> ExitCode {
             };
             let done = match cases {
                 true => power::known_cases(seed, &power::Choice { most: count, only, kinds }),
-                false => power::run(seed, power::Cuts { count, at_points, kinds }),
+                false => power::run(seed, power::Cuts { count, at_points, trees, kinds }),
             };
             report(done, seed)
         }

@@ -47,6 +47,7 @@ pub fn all() -> Vec<Case> {
         }
     }
     cases.push(written_back_in_place());
+    cases.extend(evicted_from_a_new_directory());
     cases.extend(names_and_attributes());
     cases
 }
@@ -226,6 +227,27 @@ fn written_back_in_place() -> Case {
     let mut case = Case::new(what, settings, ops, &["state", "backing", "tier0", "tier1"]);
     (case.when, case.always) = (When::WhileWrittenBack { name: one }, true);
     case
+}
+
+/// A synced file in new directories is written back, and goes from the tiers: the namespace may not have that
+/// the backing store has the directories.
+fn evicted_from_a_new_directory() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let cuts: [&[&str]; 3] = [&["state"], TIERS, &DISKS];
+    for passthrough in ["off", "readwrite"] {
+        for cut in cuts {
+            let name = "dir/below/file";
+            let mut ops: Vec<_> =
+                ["dir", "dir/below"].map(|name| Op::MakeDir { name: name.into() }).into();
+            ops.push(write_version(name, 1, (0, 4), Sync::Fsync));
+            ops.extend(evicted(name));
+            let settings = MountSettings::of(passthrough, "1h");
+            let mut case = Case::new("a new file of a new directory, evicted", settings, ops, cut);
+            case.always = passthrough == "off" && cut == ["state"];
+            cases.push(case);
+        }
+    }
+    cases
 }
 
 /// What an fsync of a file or of a directory says of names and permissions.

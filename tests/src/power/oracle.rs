@@ -1,6 +1,17 @@
 //! What was acknowledged, and hence what may be found after a cut.
+//!
+//! Names are those of a directory that is known by a number (see `trees`), so that what is said of a name
+//! holds wherever its directory has been moved.
+
+mod file;
+mod traits;
+mod trees;
 
 use std::collections::BTreeMap;
+
+use file::File;
+use trees::Dir;
+pub use trees::renamed;
 
 use super::work::{Op, Sync};
 use crate::random::pattern;
@@ -11,43 +22,11 @@ pub const BLOCK: usize = 4096;
 /// What a block repeats.
 const UNIT: usize = 64;
 /// The permissions of a file that a worker makes.
-const NEW_MODE: u32 = 0o644;
+const NEW_FILE: u32 = 0o644;
 
 /// The content of a block with a stamp; 0 is zeros.
 pub fn block(stamp: u64) -> Vec<u8> {
     if stamp == 0 { vec![0; BLOCK] } else { pattern(stamp, UNIT).repeat(BLOCK / UNIT) }
-}
-
-/// One inode.
-#[derive(Clone, Debug, Default)]
-struct File {
-    /// For each block the stamps that it may hold: first the durable one, then those since.
-    stamps: Vec<Vec<u64>>,
-    /// The lengths in bytes that it may have: first the durable one, then those since.
-    lens: Vec<usize>,
-    /// Somebody was told that it is durable.
-    synced: bool,
-    /// Or that a part of it is.
-    synced_in_part: bool,
-    /// It came by a rename over another one, and nobody had synced it before.
-    instead: Option<Instead>,
-    /// What it is called where a rename of it is not durable: the same file, which may be in parts there.
-    was: Option<usize>,
-    /// The permissions that it may have: first the durable ones, then those since. None at all: nobody asks.
-    modes: Vec<u32>,
-}
-
-/// What a file replaced that nobody had synced. If any of that was durable, or is in the backing store,
-/// the file must be whole, as ext4's `auto_da_alloc` has it; else it may be a part of itself.
-#[derive(Clone, Debug)]
-struct Instead {
-    /// The file that it has replaced.
-    of: usize,
-    /// The name that it had before, if the backing store may have had it there.
-    from: Option<String>,
-    /// It, if what it replaced was nowhere durable: the file around this one is what was there at the
-    /// rename, and what was done since.
-    part: Box<File>,
 }
 
 /// What a name leads to.
@@ -55,6 +34,9 @@ struct Instead {
 enum State {
     Absent,
     File(usize),
+    Dir(usize),
+    /// A symbolic link, by the number that it says.
+    Way(u64),
     /// Nobody knows: something was lost here, and reported.
     Any,
 }
@@ -66,167 +48,22 @@ pub type Below = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     files: Vec<File>,
+    dirs: Vec<Dir>,
     names: BTreeMap<String, Vec<State>>,
+    /// What is held open, by the path that it had at last.
+    open: BTreeMap<String, State>,
     /// What happened to each name lately, for reports.
     trails: BTreeMap<String, Vec<String>>,
     /// All stamps that were ever written, with their counts of blocks and their names: for reports.
     written: Vec<(u64, usize, String)>,
     /// What was found of each file in the comparison that is under way: its length and stamps.
     settled: BTreeMap<usize, (usize, Vec<u64>)>,
+    /// And where.
+    met: Vec<(usize, String)>,
 }
 
 /// Steps that are remembered of a name.
 const TRAIL: usize = 24;
-
-impl File {
-    fn len(&self) -> usize {
-        self.lens.last().copied().unwrap_or(0)
-    }
-
-    /// Somebody was told that it is durable as it is.
-    fn is_durable(&self) -> bool {
-        self.synced && self.lens.len() == 1 && self.stamps.iter().all(|stamps| stamps.len() == 1)
-    }
-
-    /// Whatever is done to it is done to the part of it, too.
-    fn part(&mut self) -> Option<&mut File> {
-        self.instead.as_mut().map(|instead| &mut *instead.part)
-    }
-
-    /// It took the place of another file by a rename, and must be whole. If it, or a part of it, was synced
-    /// before, or has come by such a rename itself, what was written over since may be as it was then: ext4
-    /// writes at such a rename only what has no place on the disk yet.
-    fn replace(&mut self, of: usize, from: Option<String>) {
-        let part = Box::new(self.clone());
-        let len = self.len();
-        if self.synced || self.synced_in_part || self.instead.is_some() {
-            self.lens.iter_mut().for_each(|known| *known = (*known).max(len));
-        } else {
-            self.stamps.iter_mut().for_each(|stamps| drop(stamps.drain(..stamps.len() - 1)));
-            self.lens = vec![len];
-            self.stamps.truncate(len.div_ceil(BLOCK));
-        }
-        self.instead = Some(Instead { of, from, part });
-    }
-
-    fn write(&mut self, at: usize, count: usize, stamp: u64) {
-        if let Some(part) = self.part() {
-            part.write(at, count, stamp);
-        }
-        for number in 0..count {
-            if self.stamps.len() <= at + number {
-                self.stamps.resize(at + number + 1, vec![0]);
-            }
-            self.stamps[at + number].push(stamp + number as u64);
-        }
-        self.lens.push(self.len().max((at + count) * BLOCK));
-    }
-
-    fn set_len(&mut self, blocks: usize) {
-        if let Some(part) = self.part() {
-            part.set_len(blocks);
-        }
-        let gone = self.stamps.iter_mut().skip(blocks);
-        gone.for_each(|stamps| stamps.push(0));
-        if self.stamps.len() < blocks {
-            self.stamps.resize(blocks, vec![0]);
-        }
-        self.lens.push(blocks * BLOCK);
-    }
-
-    fn punch(&mut self, at: usize, count: usize) {
-        if let Some(part) = self.part() {
-            part.punch(at, count);
-        }
-        self.stamps.iter_mut().skip(at).take(count).for_each(|stamps| stamps.push(0));
-    }
-
-    /// Somebody was told of at least one block that it is durable, and nobody has changed that block since.
-    /// What a rename makes whole was told to nobody.
-    fn has_acknowledged(&self) -> bool {
-        if let Some(instead) = &self.instead {
-            return instead.part.has_acknowledged();
-        }
-        let least = self.lens.iter().min().map_or(0, |len| len / BLOCK);
-        self.stamps.iter().take(least).any(|stamps| stamps.len() == 1)
-    }
-
-    fn all_durable(&mut self) {
-        (self.synced, self.instead) = (true, None);
-        self.mode_durable();
-        let len = self.len();
-        self.lens = vec![len];
-        self.stamps.truncate(len.div_ceil(BLOCK));
-        self.part_durable(0, self.stamps.len());
-    }
-
-    fn part_durable(&mut self, at: usize, count: usize) {
-        if let Some(part) = self.part() {
-            part.part_durable(at, count);
-        }
-        for stamps in self.stamps.iter_mut().skip(at).take(count) {
-            stamps.drain(..stamps.len() - 1);
-        }
-    }
-
-    fn set_mode(&mut self, mode: u32) {
-        if self.modes.is_empty() {
-            self.modes.push(NEW_MODE);
-        }
-        self.modes.push(mode);
-    }
-
-    fn mode_durable(&mut self) {
-        self.modes.drain(..self.modes.len().saturating_sub(1));
-    }
-
-    fn at_least(&mut self, least: usize) {
-        if let Some(part) = self.part() {
-            part.at_least(least);
-        }
-        self.lens.iter_mut().for_each(|len| *len = (*len).max(least));
-    }
-
-    /// From here on it is as found, or as it was at any time since it was durable: that it was found does not
-    /// say that it is on every disk. What came after what was found is gone.
-    fn settle(&mut self, len: usize, found: &[u64]) {
-        if let Some(part) = self.part() {
-            part.settle(len, found);
-        }
-        end_with(&mut self.lens, len);
-        for (at, stamps) in self.stamps.iter_mut().enumerate() {
-            end_with(stamps, found.get(at).copied().unwrap_or(0));
-        }
-    }
-
-    /// The stamps of what was found, if it may be found.
-    fn matches(&self, found: &[u8]) -> Result<Vec<u64>, String> {
-        let (least, most) = (self.lens.iter().min(), self.lens.iter().max());
-        let (least, most) = (least.copied().unwrap_or(0), most.copied().unwrap_or(0));
-        if found.len() < least || found.len() > most {
-            return Err(format!("{} bytes instead of {least} to {most}", found.len()));
-        }
-        let zeros = vec![0];
-        let stamps = found.chunks(BLOCK).enumerate().map(|(at, bytes)| {
-            let may = self.stamps.get(at).unwrap_or(&zeros);
-            may.iter().copied().find(|stamp| block(*stamp)[..bytes.len()] == *bytes).ok_or_else(
-                || {
-                    let zero = bytes.iter().all(|byte| *byte == 0);
-                    let what = if zero { "zeros" } else { "something else" };
-                    format!("block {at} of {} is {what}", found.len() / BLOCK)
-                },
-            )
-        });
-        stamps.collect()
-    }
-}
-
-/// Takes away what came after this.
-fn end_with<T: PartialEq>(states: &mut Vec<T>, last: T) {
-    let known = states.iter().rposition(|state| *state == last);
-    states.truncate(known.unwrap_or(states.len()));
-    states.push(last);
-}
 
 impl Oracle {
     /// A file that is in the backing store from the beginning.
@@ -244,21 +81,25 @@ impl Oracle {
     }
 
     /// Whether the name leads to a file now, and of how many blocks.
-    pub fn blocks(&self, name: &str) -> Option<usize> {
-        match self.now(name) {
+    pub fn blocks(&self, path: &str) -> Option<usize> {
+        match self.now(&self.key(path)) {
             State::File(file) => Some(self.files[file].len() / BLOCK),
-            State::Absent | State::Any => None,
+            _ => None,
         }
     }
 
     fn push(&mut self, name: &str, state: State) {
         self.names.entry(name.into()).or_insert_with(|| vec![State::Absent]).push(state);
+        if let State::Dir(dir) = state {
+            self.dirs[dir].at = Some(name.into());
+        }
     }
 
+    /// A name is as it is now, and what it leads to is there, in a directory that is there.
     fn durable(&mut self, name: &str) {
-        if let Some(states) = self.names.get_mut(name) {
-            states.drain(..states.len() - 1);
-        }
+        let Some(states) = self.names.get_mut(name) else { return };
+        states.drain(..states.len() - 1);
+        self.keep(name);
     }
 
     fn new_file(&mut self) -> usize {
@@ -300,12 +141,17 @@ impl Oracle {
 
     /// A worker did this in round `round`, and was told so (`done`), or was at it.
     pub fn carried_out(&mut self, round: usize, op: &Op, done: bool) {
-        if let Op::Write { name, stamp, count, .. } | Op::Replace { name, stamp, count, .. } = op {
+        if let Op::Write { name, stamp, count, .. }
+        | Op::Replace { name, stamp, count, .. }
+        | Op::Unnamed { name, stamp, count, .. }
+        | Op::WriteHeld { name, stamp, count, .. } = op
+        {
             self.written.push((*stamp, *count, name.clone()));
         }
-        for name in op.names() {
-            self.note(name, format!("{round} {}: {op:?}", if done { "done" } else { "begun" }));
-        }
+        let what = format!("{round} {}: {op:?}", if done { "done" } else { "begun" });
+        let named = op.names().into_iter().map(|name| self.key(&name));
+        let names: Vec<_> = named.chain(self.names_held_by(op)).collect();
+        names.iter().for_each(|name| self.note(name, what.clone()));
         self.apply(op, done);
     }
 
@@ -318,14 +164,44 @@ impl Oracle {
             Op::Exchange { one, other, .. } => vec![one, other],
             _ => return,
         };
+        let names: Vec<_> = names.into_iter().map(|name| self.key(name)).collect();
         for name in names {
-            self.push(name, State::Any);
+            // What is durable, or no file, needs no sync.
+            let is_sure = match self.now(&name) {
+                State::File(file) => self.files[file].is_durable(),
+                _ => true,
+            };
+            if !is_sure {
+                self.push(&name, State::Any);
+            }
         }
     }
 
     /// As [`Oracle::carried_out`], of what is only planned.
     pub fn apply(&mut self, op: &Op, done: bool) {
         self.settled.clear();
+        // What is held is known by its path.
+        if let Op::Renamed { name, to } = op {
+            let open = std::mem::take(&mut self.open).into_iter();
+            self.open = open.map(|(at, is)| (renamed(&at, name, to).unwrap_or(at), is)).collect();
+            return;
+        }
+        let mut keyed = op.clone();
+        for name in keyed.names_mut() {
+            *name = self.key(name);
+        }
+        self.apply_to_files(&keyed, done);
+        match op {
+            Op::Hold { name, .. } | Op::HoldDir { name } => {
+                self.open.insert(name.clone(), self.now(&self.key(name)));
+            }
+            Op::Release { name } => drop(self.open.remove(name)),
+            _ => {}
+        }
+    }
+
+    /// The same, of a step whose names are those of their directories.
+    fn apply_to_files(&mut self, op: &Op, done: bool) {
         match op {
             Op::Write { name, at, count, stamp, fresh, sync } => {
                 let file = self.file(name);
@@ -352,15 +228,37 @@ impl Oracle {
                 self.whole_durable(name, file, done);
             }
             Op::Mode { name, mode, sync } => {
-                let State::File(file) = self.now(name) else { return };
-                self.change(file, |file| file.set_mode(*mode));
-                self.whole_durable(name, file, done && *sync);
+                match self.now(name) {
+                    State::File(file) => {
+                        self.change(file, |file| file.traits.set_mode(NEW_FILE, *mode));
+                    }
+                    State::Dir(dir) => self.dirs[dir].traits.set_mode(trees::NEW_DIR, *mode),
+                    _ => {}
+                }
+                self.synced_by(self.now(name), done && *sync);
+            }
+            Op::Mark { name, mark, sync } => {
+                match self.now(name) {
+                    State::File(file) => self.change(file, |file| file.traits.set_mark(*mark)),
+                    State::Dir(dir) => self.dirs[dir].traits.set_mark(*mark),
+                    _ => {}
+                }
+                self.synced_by(self.now(name), done && *sync);
             }
             Op::Hold { name, fresh } => {
                 let file = self.file(name);
                 if *fresh {
                     self.change(file, |file| file.set_len(0));
                 }
+            }
+            Op::WriteHeld { name, at, count, stamp, sync } => {
+                let Some(State::File(file)) = self.open.get(name).copied() else { return };
+                self.change(file, |file| file.write(*at, *count, *stamp));
+                self.synced_by(State::File(file), done && *sync);
+            }
+            Op::SyncHeld { name } => {
+                let state = self.open.get(name).copied().unwrap_or(State::Absent);
+                self.synced_by(state, done);
             }
             _ => self.apply_to_names(op, done),
         }
@@ -375,28 +273,33 @@ impl Oracle {
                 match self.now(name) {
                     _ if *sync => self.files[file].all_durable(),
                     State::File(of) => self.files[file].replace(of, None),
-                    State::Absent | State::Any => {}
+                    _ => {}
                 }
-                self.push(name, State::File(file));
+                self.replace(name, State::File(file));
                 self.done_in_dir(&[name], done && *dir);
             }
             Op::Remove { name, dir } => {
-                self.push(name, State::Absent);
+                self.remove(name);
                 self.done_in_dir(&[name], done && *dir);
             }
             Op::Move { from, to, dir } => {
                 let mut state = self.now(from);
+                // Two names of one file stay.
+                if state == self.now(to) {
+                    return;
+                }
                 // As of a replacement without a sync. What was durable once may be so, too.
                 if let (State::File(file), State::File(of)) = (state, self.now(to))
                     && !self.files[file].is_durable()
                 {
                     let mut moved = self.files[file].clone();
                     moved.replace(of, Some(from.clone()));
-                    moved.was = Some(file);
+                    (moved.was, moved.is_kept) = (Some(file), false);
+                    self.files[file].is_kept = false;
                     self.files.push(moved);
                     state = State::File(self.files.len() - 1);
                 }
-                self.push(to, state);
+                self.replace(to, state);
                 self.push(from, State::Absent);
                 self.done_in_dir(&[from, to], done && *dir);
             }
@@ -407,19 +310,13 @@ impl Oracle {
                 self.done_in_dir(&[one, other], done && *dir);
             }
             Op::Link { from, to, dir } => {
+                if let State::File(file) = self.now(from) {
+                    self.files[file].is_linked = true;
+                }
                 self.push(to, self.now(from));
                 self.done_in_dir(&[to], done && *dir);
             }
-            Op::SyncDir { name } => {
-                let dir = |name: &str| name.rsplit_once('/').map(|(dir, _)| dir.to_string());
-                let of = dir(name);
-                let names = self.names().into_iter().filter(|name| dir(name) == of);
-                let names: Vec<_> = names.collect();
-                let names: Vec<_> = names.iter().map(String::as_str).collect();
-                self.done_in_dir(&names, done);
-            }
-            // These change nothing.
-            _ => {}
+            _ => self.apply_to_trees(op, done),
         }
     }
 
@@ -431,13 +328,17 @@ impl Oracle {
         }
     }
 
-    /// All files as they were found are in the backing store.
+    /// All that was found is in the backing store as it was found.
     pub fn all_written_back(&mut self) {
         for name in self.names() {
-            if let State::File(file) = self.now(&name) {
-                self.whole_durable(&name, file, true);
+            self.durable(&name);
+            match self.now(&name) {
+                State::File(file) => self.files[file].all_durable(),
+                State::Dir(dir) => self.dirs[dir].traits.durable(),
+                _ => {}
             }
         }
+        self.forget_what_is_gone();
     }
 
     /// A directory was synced. What was synced itself, or a part of it, is there from now on; instead of a
@@ -446,7 +347,7 @@ impl Oracle {
         for name in names.iter().filter(|_| durable) {
             let instead = match self.now(name) {
                 State::File(file) => self.files[file].instead.as_ref(),
-                State::Absent | State::Any => None,
+                _ => None,
             };
             if instead.is_none_or(|instead| instead.part.has_acknowledged()) {
                 self.durable(name);
@@ -501,21 +402,6 @@ impl Oracle {
         file
     }
 
-    /// After a comparison: each name leads to a file of its own. Two files that are alike, as empty ones,
-    /// were taken for the same one.
-    pub fn tell_apart(&mut self) {
-        self.settled.clear();
-        let mut seen = std::collections::BTreeSet::new();
-        for states in self.names.values_mut() {
-            if let Some(State::File(number)) = states.last_mut()
-                && !seen.insert(*number)
-            {
-                self.files.push(self.files[*number].clone());
-                *number = self.files.len() - 1;
-            }
-        }
-    }
-
     /// All names that there are or were.
     pub fn names(&self) -> Vec<String> {
         self.names.keys().cloned().collect()
@@ -561,11 +447,11 @@ impl Oracle {
         Err(format!("{why}, and it has replaced what was durable"))
     }
 
-    /// Compares what a name leads to after a cut with what it may, and goes on from there. `before` is what
+    /// Compares what a name of a file leads to after a cut with what it may, and goes on from there. `before` is what
     /// was known right after the cut: a file that may have one of two names is not known by one that was
     /// looked at before. `below` is what the backing store had then. Says what was wrong, and whether the
     /// file is to be removed, as nothing can be said of it any more.
-    pub fn found(
+    fn found(
         &mut self,
         before: &Oracle,
         name: &str,
@@ -582,11 +468,13 @@ impl Oracle {
                     return self.known(name, *state, found);
                 }
                 (State::Absent, Some(_)) => {}
-                (State::File(_), None) => whys.push("missing".to_string()),
+                (State::Dir(_) | State::Way(_), Some(_)) => whys.push("no file".to_string()),
+                (_, None) => whys.push("missing".to_string()),
                 (State::File(file), Some(found)) => {
                     match before.may_be(name, *file, found, below) {
                         Ok(stamps) => {
                             let outcome = self.known(name, *state, Some(found));
+                            self.met.push((*file, name.into()));
                             let settled = self.settle(before, *file, found.len(), stamps);
                             let names = self.names.get_mut(name).into_iter().flatten();
                             let is_it = |at: &&mut State| **at == State::File(*file);
@@ -645,21 +533,6 @@ impl Oracle {
         }
         let told = runs.iter().map(|(from, count)| format!("{count} blocks of {from}"));
         told.collect::<Vec<_>>().join(", ")
-    }
-
-    /// Compares the permissions of what a name leads to, once that is found, with what they may be, and goes
-    /// on from there.
-    pub fn found_mode(&mut self, name: &str, mode: u32) -> Option<String> {
-        let State::File(file) = self.now(name) else { return None };
-        let may_be = &mut self.files[file].modes;
-        if may_be.is_empty() || may_be.contains(&mode) {
-            if !may_be.is_empty() {
-                end_with(may_be, mode);
-            }
-            return None;
-        }
-        let told = may_be.iter().map(|mode| format!("{mode:o}")).collect::<Vec<_>>().join(" ");
-        Some(format!("mode {mode:o}, none of {told} that may be"))
     }
 
     fn known(&mut self, name: &str, state: State, found: Option<&[u8]>) -> (Option<String>, bool) {

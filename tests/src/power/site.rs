@@ -328,6 +328,11 @@ impl Site {
         self.command("sync")
     }
 
+    /// `forebay refresh` of all.
+    pub fn refresh(&self) -> Outcome {
+        self.command("refresh")
+    }
+
     fn command(&self, what: &str) -> Outcome {
         let mut command = Command::new(binary()?);
         command.arg(what).arg(self.path("mnt")).env("FOREBAY_RUNTIME_DIR", self.path("run"));

@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{
-    CWD, FallocateFlags, RenameFlags, fallocate, fdatasync, fsync, ftruncate, link, rename,
-    renameat_with, syncfs, unlink,
+    AtFlags, CWD, FallocateFlags, RenameFlags, XattrFlags, fallocate, fdatasync, fsync, ftruncate,
+    link, linkat, rename, renameat_with, syncfs, unlink,
 };
-use rustix::io::ReadWriteFlags;
+use rustix::io::{Errno, ReadWriteFlags};
 
-use super::oracle::{BLOCK, Oracle, block};
+use super::oracle::{BLOCK, Oracle, block, renamed};
+use super::seen::MARK;
+use super::trees;
 use crate::failure::{Failure, Outcome};
 use crate::os::{self, Map, OFlags};
 use crate::process::eventually;
@@ -89,6 +91,13 @@ pub enum Op {
     Link { from: String, to: String, dir: bool },
     Mode { name: String, mode: u32, sync: bool },
     MakeDir { name: String },
+    RemoveTree { name: String, dir: bool },
+    Symlink { name: String, way: u64, dir: bool },
+    Unnamed { name: String, count: usize, stamp: u64, sync: bool, dir: bool },
+    Mark { name: String, mark: u64, sync: bool },
+    HoldDir { name: String },
+    WriteHeld { name: String, at: usize, count: usize, stamp: u64, sync: bool },
+    SyncHeld { name: String },
     Look { name: String, place: Place },
 }
 
@@ -102,7 +111,12 @@ impl Op {
     }
 
     /// The names that it concerns.
-    pub fn names(&self) -> Vec<&str> {
+    pub fn names(&self) -> Vec<String> {
+        self.clone().names_mut().into_iter().map(std::mem::take).collect()
+    }
+
+    /// The same, to be put in other words.
+    pub fn names_mut(&mut self) -> Vec<&mut String> {
         match self {
             Op::Write { name, .. }
             | Op::Truncate { name, .. }
@@ -113,13 +127,21 @@ impl Op {
             | Op::Read { name }
             | Op::Evict { name }
             | Op::Hold { name, .. }
+            | Op::HoldDir { name }
             | Op::Release { name }
             | Op::Mode { name, .. }
+            | Op::Mark { name, .. }
+            | Op::SyncDir { name }
+            | Op::MakeDir { name }
+            | Op::RemoveTree { name, .. }
+            | Op::Symlink { name, .. }
+            | Op::Unnamed { name, .. }
             | Op::Look { name, .. } => vec![name],
             Op::Renamed { name, to } => vec![name, to],
             Op::Move { from, to, .. } | Op::Link { from, to, .. } => vec![from, to],
             Op::Exchange { one, other, .. } => vec![one, other],
-            Op::Pause { .. } | Op::SyncDir { .. } | Op::MakeDir { .. } => Vec::new(),
+            // What is held goes by names of its own.
+            Op::Pause { .. } | Op::WriteHeld { .. } | Op::SyncHeld { .. } => Vec::new(),
         }
     }
 }
@@ -146,10 +168,13 @@ pub enum Mix {
     Names,
     /// Few files, which are open over many steps, also without a name, and whose permissions change.
     Held,
+    /// Directories, and files in them.
+    Trees,
 }
 
 impl Mix {
-    pub const ALL: [Mix; 3] = [Mix::Bytes, Mix::Names, Mix::Held];
+    /// Those without directories.
+    pub const FLAT: [Mix; 3] = [Mix::Bytes, Mix::Names, Mix::Held];
 
     /// So many small files have names.
     fn small(self) -> u64 {
@@ -157,6 +182,7 @@ impl Mix {
             Mix::Bytes => SMALL,
             Mix::Names => 3,
             Mix::Held => 5,
+            Mix::Trees => 4,
         }
     }
 }
@@ -172,13 +198,16 @@ pub fn plan(
     let mut expected = oracle.clone();
     let mut ops = Vec::new();
     while ops.len() < count {
-        let step = match mix == Mix::Held && random.one_in(5) {
-            true => hold_or_change_mode(random, &expected),
-            false => choose(random, mix, &expected, stamp),
+        let step = match mix {
+            Mix::Trees => trees::choose(random, &expected, stamp),
+            Mix::Held if random.one_in(5) => hold_or_change_mode(random, &expected),
+            _ => choose(random, mix, &expected, stamp),
         };
         if let Some(op) = step {
-            expected.apply(&op, false);
+            // What a sync makes durable matters only there.
+            expected.apply(&op, mix == Mix::Trees);
             let follow = follow_held(&op, ops.len());
+            follow.iter().for_each(|op| expected.apply(op, true));
             ops.push(op);
             ops.extend(follow);
         }
@@ -205,7 +234,9 @@ fn follow_held(op: &Op, number: usize) -> Vec<Op> {
     let renamed = |name: &str, to: &str| Op::Renamed { name: name.into(), to: to.into() };
     let gone = format!("gone{number}");
     match op {
-        Op::Replace { name, .. } | Op::Remove { name, .. } => vec![renamed(name, &gone)],
+        Op::Replace { name, .. } | Op::Remove { name, .. } | Op::RemoveTree { name, .. } => {
+            vec![renamed(name, &gone)]
+        }
         Op::Move { from, to, .. } => vec![renamed(to, &gone), renamed(from, to)],
         Op::Exchange { one, other, .. } => {
             vec![renamed(one, &gone), renamed(other, one), renamed(&gone, other)]
@@ -233,6 +264,17 @@ fn choose(random: &mut Random, mix: Mix, expected: &Oracle, stamp: &mut u64) -> 
         true => format!("large{}", random.below(LARGE)),
         false => format!("small{}", random.below(mix.small())),
     };
+    choose_for(random, mix, expected, stamp, (name, large))
+}
+
+/// A step for a file.
+pub(super) fn choose_for(
+    random: &mut Random,
+    mix: Mix,
+    expected: &Oracle,
+    stamp: &mut u64,
+    (name, large): (String, bool),
+) -> Option<Op> {
     let there = expected.blocks(&name);
     let mut take = |count: usize| {
         *stamp += 1 << 12;
@@ -282,6 +324,10 @@ fn choose(random: &mut Random, mix: Mix, expected: &Oracle, stamp: &mut u64) -> 
             if random.one_in(3) && expected.blocks(&to).is_some() {
                 return Some(Op::Exchange { one: name, other: to, dir });
             }
+            // What becomes of its other names cannot be told from what becomes of this one.
+            if expected.is_linked(&name) && expected.blocks(&to).is_some() {
+                return None;
+            }
             Op::Move { from: name, to, dir }
         }
         (15 | 16, Some(_)) => Op::Read { name },
@@ -323,21 +369,10 @@ pub fn carry_out(home: &Path, op: &Op, held: &mut Held, ended: &dyn Fn() -> bool
         Op::Mode { name, mode, sync } => {
             change(home, name, held, *sync, |fd| Ok(os::fchmod(fd, *mode)?))
         }
-        Op::Hold { name, fresh } => {
-            let mut flags = OFlags::RDWR | OFlags::CREATE;
-            flags.set(OFlags::TRUNC, *fresh);
-            held.insert(name.clone(), os::open(at(name), flags, 0o644)?);
-            Ok(())
-        }
-        Op::Release { name } => {
-            held.remove(name);
-            Ok(())
-        }
-        Op::Renamed { name, to } => {
-            let fd = held.remove(name);
-            held.extend(fd.map(|fd| (to.clone(), fd)));
-            Ok(())
-        }
+        Op::Mark { name, mark, sync } => change(home, name, held, *sync, |fd| {
+            let value = mark.to_string();
+            Ok(rustix::fs::fsetxattr(fd, MARK, value.as_bytes(), XattrFlags::empty())?)
+        }),
         Op::Drain { name } => forebay("sync", home, name),
         // It may be in use, also for a moment after a close.
         Op::Evict { name } => {
@@ -356,7 +391,47 @@ pub fn carry_out(home: &Path, op: &Op, held: &mut Held, ended: &dyn Fn() -> bool
             std::thread::sleep(Duration::from_millis(*millis));
             Ok(())
         }
+        Op::Hold { .. }
+        | Op::HoldDir { .. }
+        | Op::Release { .. }
+        | Op::Renamed { .. }
+        | Op::WriteHeld { .. }
+        | Op::SyncHeld { .. } => carry_out_held(home, op, held),
         _ => carry_out_names(home, op, ended),
+    }
+}
+
+/// The same, of what is held open.
+fn carry_out_held(home: &Path, op: &Op, held: &mut Held) -> Outcome {
+    let at = |name: &str| home.join(name);
+    let missing = |name: &str| Failure::at(format_args!("{name} is not held"));
+    match op {
+        Op::HoldDir { name } => {
+            held.insert(name.clone(), os::open(at(name), OFlags::RDONLY | OFlags::DIRECTORY, 0)?);
+            Ok(())
+        }
+        Op::WriteHeld { name, at, count, stamp, sync } => {
+            let fd = held.get(name).ok_or_else(|| missing(name))?;
+            let sync = if *sync { Sync::Fsync } else { Sync::None };
+            write(fd, at * BLOCK, &content(*count, *stamp), sync)
+        }
+        Op::SyncHeld { name } => Ok(fsync(held.get(name).ok_or_else(|| missing(name))?)?),
+        Op::Hold { name, fresh } => {
+            let mut flags = OFlags::RDWR | OFlags::CREATE;
+            flags.set(OFlags::TRUNC, *fresh);
+            held.insert(name.clone(), os::open(at(name), flags, 0o644)?);
+            Ok(())
+        }
+        Op::Release { name } => {
+            held.remove(name);
+            Ok(())
+        }
+        Op::Renamed { name, to } => {
+            let all = std::mem::take(held).into_iter();
+            held.extend(all.map(|(at, fd)| (renamed(&at, name, to).unwrap_or(at), fd)));
+            Ok(())
+        }
+        _ => Err(Failure::at(format_args!("{op:?} is not of what is held"))),
     }
 }
 
@@ -396,8 +471,37 @@ fn carry_out_names(home: &Path, op: &Op, ended: &dyn Fn() -> bool) -> Outcome {
         }
         Op::MakeDir { name } => Ok(os::mkdir(at(name), 0o755)?),
         Op::SyncDir { name } => sync_dir(&at(name), true),
+        Op::RemoveTree { name, dir } => {
+            std::fs::remove_dir_all(at(name))?;
+            sync_dir(&at(name), *dir)
+        }
+        Op::Symlink { name, way, dir } => {
+            std::os::unix::fs::symlink(way.to_string(), at(name))?;
+            sync_dir(&at(name), *dir)
+        }
+        Op::Unnamed { name, count, stamp, sync, dir } => {
+            let path = at(name);
+            let fd = unnamed(&path, &content(*count, *stamp))?;
+            if *sync {
+                fsync(&fd)?;
+            }
+            if ended() {
+                return Ok(());
+            }
+            let of = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            linkat(CWD, of, CWD, &path, AtFlags::SYMLINK_FOLLOW)?;
+            sync_dir(&path, *dir)
+        }
         _ => Err(Failure::at(format_args!("{op:?} is not of names"))),
     }
+}
+
+/// A file without a name, in the directory of a path.
+fn unnamed(path: &Path, bytes: &[u8]) -> Outcome<OwnedFd> {
+    let dir = path.parent().ok_or_else(|| Failure::at("a name has a directory"))?;
+    let fd = os::open(dir, OFlags::TMPFILE | OFlags::RDWR, 0o644)?;
+    os::write_at(&fd, 0, bytes)?;
+    Ok(fd)
 }
 
 /// Changes a file that is there, by the descriptor that is held of it, if there is one.
@@ -412,7 +516,10 @@ fn change(
     let fd = match held.get(name) {
         Some(fd) => fd,
         None => {
-            opened = os::open(home.join(name), OFlags::RDWR, 0)?;
+            opened = match os::open(home.join(name), OFlags::RDWR, 0) {
+                Err(Errno::ISDIR) => os::open(home.join(name), OFlags::RDONLY, 0)?,
+                other => other?,
+            };
             &opened
         }
     };
