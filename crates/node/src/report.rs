@@ -18,7 +18,7 @@ use forebay_types::Ino;
 
 use crate::clock;
 use crate::defects::{BackgroundKind, SetAsideWork};
-use crate::error::Result;
+use crate::error::{Result, is_undecodable};
 use crate::metrics::{Metrics, Queue};
 use crate::node::Node;
 use crate::pool::Urgency;
@@ -283,24 +283,37 @@ impl Node {
         let mut files: Vec<_> = inodes
             .into_iter()
             .filter_map(|ino| {
-                let record = self.meta.get(Ino(ino)).ok()?;
                 let resident = self.residency.residents.get(ino).filter(|resident| resident.dirty);
+                let record = match self.meta.get(Ino(ino)) {
+                    Ok(record) => record,
+                    // Nothing is known of it but that there is something to be written.
+                    Err(error) if is_undecodable(&error) => {
+                        return Some((0, ino, Err(error.to_string()), resident));
+                    }
+                    Err(_) => return None,
+                };
                 let dirty = record.is_dirty() || record.spilled || resident.is_some();
-                dirty.then(|| (age_s(&record), record, resident))
+                dirty.then(|| (age_s(&record), ino, Ok(record.attr.size), resident))
             })
             .collect();
         files.sort_by_key(|(age, ..)| std::cmp::Reverse(*age));
         files.truncate(most);
         files
             .into_iter()
-            .map(|(age_s, record, resident)| DirtyFile {
-                path: self.path_of(record.ino),
-                bytes: resident.map_or(record.attr.size, |resident| resident.charged),
-                open: self.seems_open(record.ino),
+            .map(|(age_s, ino, size, resident)| DirtyFile {
+                path: match size {
+                    Ok(_) => self.path_of(Ino(ino)),
+                    Err(_) => format!("inode {ino:x}").into_bytes(),
+                },
+                bytes: resident.map_or(size.clone().unwrap_or(0), |resident| resident.charged),
+                open: self.seems_open(Ino(ino)),
                 age_s,
-                last_error: match self.residency.troubles.is_lost(record.ino) {
-                    true => Some(self.residency.troubles.error_of(record.ino).to_string()),
-                    false => self.writeback.write_error(record.ino),
+                last_error: match size {
+                    Err(error) => Some(error),
+                    Ok(_) if self.residency.troubles.is_lost(Ino(ino)) => {
+                        Some(self.residency.troubles.error_of(Ino(ino)).to_string())
+                    }
+                    Ok(_) => self.writeback.write_error(Ino(ino)),
                 },
             })
             .collect()

@@ -13,7 +13,7 @@ use super::closed_to_owner::MAX_REOPENED;
 use super::data_side::RemovedFiles;
 use super::queue::{Turn, Wanted, batch_size};
 use super::{MAX_PARENTS, Remaining};
-use crate::error::{NodeError, Result};
+use crate::error::{NodeError, Result, is_undecodable};
 use crate::pool::Urgency;
 use crate::residency::files::{File, FileRef};
 use crate::writeback::Writeback;
@@ -347,7 +347,12 @@ impl Writeback {
                 let Some((last, _)) = page.last() else { return Ok(kept) };
                 after = *last;
                 for (_, ino) in page {
-                    match node.known(ino)? {
+                    let known = match node.known(ino) {
+                        // It remains, and says so; all others can be written.
+                        Err(NodeError::Meta(error)) if is_undecodable(&error) => continue,
+                        known => known?,
+                    };
+                    match known {
                         Some(record) if node.keeps_hidden(&record) => kept += 1,
                         // No waiting helps; it remains.
                         Some(_) if node.residency.troubles.is_lost(ino) => {}
