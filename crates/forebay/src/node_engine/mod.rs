@@ -117,6 +117,7 @@ impl Engine for NodeEngine {
     }
 
     fn fsck(&self, request: &FsckRequest, progress: OnProgress<'_>) -> ControlResult<FsckReport> {
+        forebay_node::arm_fail_points();
         let cluster = &request.cluster;
         let accepted = request.backing.as_deref().filter(|_| request.accept_store);
         let request = forebay_node::CheckRequest {
