@@ -273,3 +273,102 @@ fn file_in_a_full_store_when_others_changed_it_before_it_is_made_shorter_then_th
         rig.drain();
     }
 }
+
+/// A backing store without a free block: names can be made and removed.
+#[derive(Default)]
+struct NoBlocks(AtomicBool);
+
+impl Interceptor for NoBlocks {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
+        let needs_blocks = match operation {
+            Operation::Write => bytes > 0,
+            Operation::Commit | Operation::Allocate => true,
+            _ => false,
+        };
+        match needs_blocks && self.0.load(Ordering::Relaxed) {
+            true => Verdict::Fail(libc::ENOSPC),
+            false => Verdict::Pass,
+        }
+    }
+}
+
+/// A tier of eight mebibytes full of clean files, `old-0` and so on, over a store that is full; and the bytes of
+/// `known`, of which the tier has nothing.
+fn full_of_clean_files() -> (Rig, Arc<NoBlocks>, Vec<u8>) {
+    let full = Arc::new(NoBlocks::default());
+    let rig = Rig::new(&[8 * MIB], full.clone(), |config| {
+        config.writeback = WritebackPolicy::After(Duration::from_millis(200));
+        config.fetch_on_open_bytes = 2 * MIB;
+    });
+    let known = noise(1, 3 * MIB / 2);
+    std::fs::write(rig.backing().join("known"), &known).unwrap();
+    let old = (0..8).map(|name| format!("old-{name}")).collect::<Vec<_>>();
+    for name in &old {
+        std::fs::write(rig.backing().join(name), noise(2, 900_000)).unwrap();
+    }
+    old.iter().for_each(|name| assert_eq!(rig.get(name).len(), 900_000));
+    full.0.store(true, Ordering::Relaxed);
+    (rig, full, known)
+}
+
+#[test]
+fn file_in_a_full_store_when_written_while_the_tier_has_clean_files_then_they_make_room() {
+    let (rig, full, mut known) = full_of_clean_files();
+    for round in 0..3_u8 {
+        let at = usize::from(round) * 500_000;
+        let fh = rig.open("known", libc::O_WRONLY);
+        rig.write(fh, at as u64, &[round; 4096]);
+        rig.node().release(fh);
+        known[at..at + 4096].fill(round);
+    }
+    assert!(rig.get("known") == known);
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert!(rig.plain("known") == known);
+}
+
+#[test]
+fn new_files_when_the_store_is_full_and_the_tier_has_clean_files_then_they_take_their_room() {
+    let (rig, full, _) = full_of_clean_files();
+    for name in 0..6 {
+        let fh = rig.create(&format!("new-{name}"));
+        let data = noise(name, MIB);
+        for (part, piece) in data.chunks(128 << 10).enumerate() {
+            let at = (part * (128 << 10)) as u64;
+            let written = rig.node().write(&CONTEXT, fh, at, piece);
+            assert_eq!(written.ok(), Some(piece.len()), "new-{name} at {at}");
+        }
+        rig.node().release(fh);
+        // The worker finds that it can't be written back.
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    for name in 0..6 {
+        assert!(rig.plain(&format!("new-{name}")) == noise(name, MIB), "new-{name}");
+    }
+}
+
+#[test]
+fn write_when_nothing_has_room_then_the_file_stays_as_it_was_and_takes_the_next_one() {
+    let (rig, full, mut known) = full_of_clean_files();
+    let fill = fill(&rig);
+    let backlog = rig.node().writeback().backlog_len();
+    let fh = rig.open("known", libc::O_RDWR);
+    for _ in 0..2 {
+        let refused = rig.node().write(&CONTEXT, fh, 500_000, &[7; 4096]);
+        assert!(refused.is_err(), "{refused:?}");
+        assert_eq!(rig.node().writeback().backlog_len(), backlog, "it has nothing to be written");
+        assert!(rig.read_all(fh) == known);
+    }
+    rig.node().release(fill);
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"fill").unwrap();
+    rig.write(fh, 500_000, &[7; 4096]);
+    known[500_000..504_096].fill(7);
+    assert!(rig.read_all(fh) == known);
+    rig.node().release(fh);
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert!(rig.plain("known") == known);
+    assert_eq!(rig.left_in_backing().iter().filter(|name| name.contains("spill/")).count(), 0);
+}
