@@ -3,6 +3,7 @@
 
 mod rig;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -637,6 +638,44 @@ fn name_whose_file_the_store_does_not_let_go_when_there_is_another_then_no_drain
         };
         assert_eq!(now.as_deref(), wanted, "{what}");
         assert!(refused(&rig).is_empty(), "{what}: {:?}", refused(&rig));
+    }
+}
+
+#[test]
+fn directory_when_a_file_in_it_that_the_store_refused_is_removed_then_has_the_time_that_programs_see()
+ {
+    let by = Limited::new(|operation, _, label| match operation {
+        Operation::Commit if label == Path::new("big") => Verdict::Fail(libc::EFBIG),
+        _ => Verdict::Pass,
+    });
+    // Beside it another one may wait for good, and a drain may be asked for or not.
+    for (waits, drains) in [(false, true), (true, true), (true, false)] {
+        let rig = rig(&by);
+        if waits {
+            rig.put("big", b"stays");
+        }
+        let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, b"dir", 0o755, 0).unwrap().ino;
+        let new = NewFile { mode: 0o644, umask: 0o022 };
+        let fh = rig.node().create_and_open(&CONTEXT, dir, b"big", new, libc::O_RDWR).unwrap().1.fh;
+        rig.write(fh, 0, b"bytes");
+        rig.node().release(fh);
+        assert_eq!(drain(&rig).refused, 1 + u64::from(waits));
+        std::thread::sleep(Duration::from_millis(20));
+        rig.node().unlink(&CONTEXT, dir, b"big").unwrap();
+        if drains {
+            assert_eq!(drain(&rig).refused, u64::from(waits));
+        }
+        let here = rig.node().getattr(&CONTEXT, dir).unwrap().attr.mtime;
+        let below = || {
+            let found = std::fs::metadata(rig.backing().join("dir")).unwrap();
+            (found.mtime(), found.mtime_nsec())
+        };
+        let is_same = || below() == (here.sec, i64::from(here.nsec));
+        if drains {
+            assert!(is_same(), "another waits: {waits}: {here:?} {:?}", below());
+        } else {
+            wait_until("the directory has its time", is_same);
+        }
     }
 }
 

@@ -187,6 +187,7 @@ impl Writeback {
                 let mode = Some(found.mode | 0o600);
                 to.set_attributes(&SetAttributes { mode, ..SetAttributes::default() })?;
             }
+            all.retain(|(name, _)| !is_access_list_once_more(name));
             // Access lists, which may close it, after those of the user.
             all.sort_unstable_by(|(one, _), (other, _)| other.cmp(one));
             for (name, value) in all {

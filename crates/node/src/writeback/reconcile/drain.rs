@@ -13,6 +13,7 @@ use super::closed_to_owner::MAX_REOPENED;
 use super::data_side::RemovedFiles;
 use super::queue::{Turn, Wanted, batch_size};
 use super::{MAX_PARENTS, Remaining};
+use crate::defects::Step;
 use crate::error::{NodeError, Result, is_undecodable};
 use crate::pool::Urgency;
 use crate::residency::files::{File, FileRef};
@@ -608,6 +609,7 @@ impl<'a> Sweep<'a, '_> {
             }
             // To try again at once would not change what the store can have.
             if refused > 0 && refused == left && tally.is_at_an_end() {
+                node.keep_up(Step::Times);
                 return Ok((remaining, End::Refused));
             }
             if self.over() {

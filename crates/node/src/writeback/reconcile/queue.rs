@@ -325,7 +325,8 @@ impl Writeback {
     fn restore_times_when_idle(&self) {
         let idle = {
             let state = self.reconciler.queue.state.lock();
-            state.running == 0 && state.waiting.is_empty()
+            // What has failed may wait for long.
+            state.running == 0 && state.waiting.values().all(|due| due.failures > 0)
         };
         if idle && !self.reconciler.entries_written.lock().is_empty() {
             let this = self.this.clone();

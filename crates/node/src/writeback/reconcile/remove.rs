@@ -40,7 +40,7 @@ impl Writeback {
                 continue;
             }
             match self.look_at(&work.record, &link)? {
-                None => work.went(&link),
+                None => self.was_never_there(work, &link),
                 Some((dir, name, found)) => {
                     let sure = work.record.backing.fingerprint.is_some()
                         || is_pending(&work.record, &found);
@@ -65,6 +65,15 @@ impl Writeback {
             }
         }
         Ok(Step::Done)
+    }
+
+    /// A removed inode is not under a name that it claims, as one that the store has refused: nothing is to be
+    /// done there, and the directory has another time here since.
+    fn was_never_there(&self, work: &mut Work<'_>, link: &Link) {
+        if link.parent != LIMBO {
+            self.entries_changed_here_alone(link.parent);
+        }
+        work.went(link);
     }
 
     /// What was changed here of a file shows under its names that nobody has looked at: it is written before
@@ -99,7 +108,7 @@ impl Writeback {
                 continue;
             }
             let Some((dir, name, found)) = self.look_at(&work.record, &link)? else {
-                work.went(&link);
+                self.was_never_there(work, &link);
                 continue;
             };
             if !is_own(&work.record, &found) {
