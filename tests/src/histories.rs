@@ -6,6 +6,7 @@
 //! with modes that close files and directories to their owner. A plain user can mount: the daemon and the
 //! programs are his then.
 
+pub mod others;
 mod site;
 mod steps;
 

@@ -67,8 +67,12 @@ struct Histories {
     #[arg(long, default_value = "2M", value_parser = kib)]
     size: u64,
     /// Tries so many shorter histories when one has failed.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, conflicts_with = "others")]
     attempts: usize,
+    /// Others work in the backing store meanwhile. Nothing is compared with a twin, and the mount is not
+    /// ended before the end.
+    #[arg(long, conflicts_with_all = ["user", "end"])]
+    others: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -237,7 +241,8 @@ fn run_histories(asked: Histories) -> bool {
         tier_bytes: asked.size,
         attempts: asked.attempts,
     };
-    report(histories::run(&settings), seed)
+    let run = if asked.others { histories::others::run } else { histories::run };
+    report(run(&settings), seed)
 }
 
 fn seed(length: &Length) -> u64 {
