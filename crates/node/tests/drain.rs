@@ -97,6 +97,37 @@ fn sync_when_files_are_open_for_writing_then_each_has_one_turn() {
     rig.drain();
 }
 
+/// It was said that all is there, and these waited for the close.
+#[test]
+fn sync_when_the_attributes_of_an_open_file_were_changed_then_they_are_below() {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.writeback = WritebackPolicy::OnEviction;
+    });
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(1, 5000));
+    let sync = || {
+        let until = Instant::now() + LIMIT;
+        rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap()
+    };
+    assert!(sync().complete);
+    let ino = rig.ino("file");
+    for mode in [0o600, 0o640] {
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, ino, &set).unwrap();
+        rig.node().set_xattr(&CONTEXT, ino, b"user.mode", &mode.to_le_bytes(), 0, false).unwrap();
+        let synced = sync();
+        assert_eq!((synced.complete, synced.in_use), (true, 1), "{synced:?}");
+        let below = rig.backing().join("file");
+        assert_eq!(below.metadata().unwrap().mode() & 0o7777, mode);
+        let mut value = [0; 4];
+        rustix::fs::getxattr(&below, "user.mode", &mut value).unwrap();
+        assert_eq!(value, mode.to_le_bytes());
+    }
+    rig.node().release(fh);
+    rig.drain();
+    assert!(rig.plain("file") == noise(1, 5000));
+}
+
 #[test]
 fn drain_when_a_removed_file_is_closed_meanwhile_then_ends_after_it() {
     let rig = Rig::small(16 * MIB);

@@ -6,7 +6,7 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_node::{Ino, NameIn};
+use forebay_node::{Ino, NameIn, SetAttr};
 use forebay_store::decorators::{Flaky, Operation, Rule, Transparent};
 use forebay_testing::wait_until;
 use rig::hold::{removed_by_others, replaced_by_others};
@@ -206,6 +206,44 @@ fn file_linked_here_when_others_remove_its_directory_and_the_daemon_dies_then_it
     }
 }
 
+/// Nothing of it is changed here but its permissions.
+#[test]
+fn file_with_two_names_when_its_mode_is_changed_and_others_remove_both_directories_then_it_is_gone()
+{
+    for second in ["dir/second", "other/second"] {
+        let rig = rig();
+        for dir in ["dir", "other"] {
+            std::fs::create_dir(rig.backing().join(dir)).unwrap();
+        }
+        std::fs::write(rig.backing().join("dir/file"), noise(1, 20_000)).unwrap();
+        std::fs::hard_link(rig.backing().join("dir/file"), rig.backing().join(second)).unwrap();
+        let find = |path: &str| {
+            let (dir, name) = path.split_once('/').unwrap();
+            rig.node().lookup(&CONTEXT, rig.ino(dir), name.as_bytes()).unwrap().unwrap().ino
+        };
+        let ino = find("dir/file");
+        assert_eq!(find(second), ino);
+        let fh = rig.node().open(&CONTEXT, ino, libc::O_RDONLY).unwrap().fh;
+        assert_eq!(rig.read_all(fh).len(), 20_000);
+        rig.node().release(fh);
+        let held = rig.hold_workers();
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        rig.node().setattr(&CONTEXT, ino, &mode).unwrap();
+        for dir in ["dir", "other"] {
+            let known = rig.ino(dir);
+            std::fs::remove_dir_all(rig.backing().join(dir)).unwrap();
+            rig.look(known);
+            wait_until("the directory is gone", || {
+                rig.node().lookup(&CONTEXT, Ino::ROOT, dir.as_bytes()).unwrap().is_none()
+            });
+        }
+        drop(held);
+        rig.drain();
+        assert!(rig.names_below().is_empty(), "{second}: {:?}", rig.names_below());
+        assert_eq!(rig.node().writeback().conflicts().0, 0, "{second}");
+    }
+}
+
 /// The name that a worker had claimed, and not made, passed for one that stood.
 #[test]
 fn file_linked_here_when_that_fails_and_others_remove_its_directory_then_it_is_written() {
@@ -237,23 +275,29 @@ fn file_moved_here_when_its_copy_is_of_an_older_version_then_that_does_not_come_
 }
 
 /// A file whose copy is the only one that is left, on a tier whose headers fail three turns long.
-fn renamed_while_headers_fail(errno: i32) -> (Rig, Vec<u8>) {
+fn fails_for_three_turns(
+    errno: i32,
+    make: fn(&Rig) -> (Ino, Vec<u8>),
+) -> (Rig, Arc<Flaky>, Ino, Vec<u8>) {
     let flaky = Arc::new(Flaky::new(1));
-    let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |_| {});
+    let mut rig = Rig::unstarted(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.attr_timeout = Duration::ZERO;
+    });
     rig.by_tier = Some(flaky.clone());
     rig.start();
-    let (ino, bytes) = unchanged_and_renamed(&rig, true, replaced_by_others);
+    let (ino, bytes) = make(&rig);
     flaky.set_rules([Rule::always(Operation::Header, errno)]);
     for _ in 0..3 {
         drop(rig.node().writeback().reconcile(ino));
     }
-    flaky.set_rules([]);
-    (rig, bytes)
+    (rig, flaky, ino, bytes)
 }
 
 #[test]
 fn file_moved_here_when_its_tier_can_not_read_the_copy_then_that_is_set_aside_and_its_loss_named() {
-    let (rig, bytes) = renamed_while_headers_fail(libc::EIO);
+    let replaced = |rig: &Rig| unchanged_and_renamed(rig, true, replaced_by_others);
+    let (rig, flaky, _, bytes) = fails_for_three_turns(libc::EIO, replaced);
+    flaky.set_rules([]);
     let (count, conflicts) = rig.node().writeback().conflicts();
     assert_eq!((count, &conflicts[0].path[..]), (1, &b"renamed"[..]), "{conflicts:?}");
     rig.drain();
@@ -263,14 +307,66 @@ fn file_moved_here_when_its_tier_can_not_read_the_copy_then_that_is_set_aside_an
     assert!(std::fs::read(&aside.list[0]).unwrap() == bytes);
 }
 
-/// What passes says nothing of the copy, which was unlinked then: the only one that there was.
+/// What passes says nothing of the copy, the only one that there was. It was unlinked at once, or by a start, as no
+/// version was known any more, or when a name that was only claimed was not found.
 #[test]
-fn file_moved_here_when_its_tier_is_short_of_something_for_a_moment_then_it_is_written() {
-    for errno in [libc::EMFILE, libc::ENOMEM, libc::ENOSPC, libc::EROFS, libc::EACCES] {
-        let (rig, bytes) = renamed_while_headers_fail(errno);
-        rig.drain();
-        assert_eq!(rig.names_below(), ["file", "renamed"], "{errno}");
-        assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
-        assert_eq!(rig.node().writeback().conflicts().0, 0);
+fn file_moved_or_linked_here_when_its_tier_is_short_of_something_for_a_moment_then_it_is_written() {
+    type Make = fn(&Rig) -> (Ino, Vec<u8>);
+    let replaced: Make = |rig| unchanged_and_renamed(rig, true, replaced_by_others);
+    let removed: Make = |rig| unchanged_and_renamed(rig, true, removed_by_others);
+    let linked: Make = |rig| unchanged_and_linked(rig, true, removed_by_others);
+    let scenes: [(&str, Make, &[&str]); 3] = [
+        ("replaced", replaced, &["file", "renamed"]),
+        ("removed", removed, &["renamed"]),
+        ("linked", linked, &["second"]),
+    ];
+    for (what, make, names) in scenes {
+        for errno in [libc::EMFILE, libc::ENOMEM, libc::ENOSPC, libc::EROFS, libc::EACCES] {
+            for dies in [false, true] {
+                let (mut rig, flaky, ino, bytes) = fails_for_three_turns(errno, make);
+                if dies {
+                    rig.crash();
+                    flaky.set_rules([]);
+                    rig.start();
+                } else {
+                    flaky.set_rules([]);
+                    rig.look(ino);
+                }
+                rig.drain();
+                assert_eq!(rig.names_below(), names, "{what}, {errno}, dies: {dies}");
+                let name = names[names.len() - 1];
+                assert!(rig.plain(name) == bytes && rig.get(name) == bytes, "{what}, {errno}");
+                assert_eq!(rig.node().writeback().conflicts().0, 0, "{what}, {errno}");
+            }
+        }
     }
+}
+
+/// Its name was only claimed, and passed for one that stands.
+#[test]
+fn symbolic_link_moved_here_when_that_fails_once_and_others_remove_the_old_name_then_it_is_made() {
+    let _alone = rig::alone();
+    let rig = rig();
+    std::os::unix::fs::symlink("anywhere", rig.backing().join("link")).unwrap();
+    let ino = rig.ino("link");
+    fail::cfg("node.reconcile.before_make", "return").unwrap();
+    rename(&rig, "link", "renamed");
+    std::fs::remove_file(rig.backing().join("link")).unwrap();
+    rig.node().writeback().reconcile(ino).unwrap_err();
+    fail::remove("node.reconcile.before_make");
+    rig.look(ino);
+    rig.drain();
+    assert_eq!(rig.names_below(), ["renamed"]);
+    assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+/// Nothing but this copy has the file: it is no clean one that can be had again.
+#[test]
+fn file_moved_here_when_its_copy_is_to_be_evicted_then_it_stays_until_it_is_written() {
+    let removed = |rig: &Rig| unchanged_and_renamed(rig, true, removed_by_others);
+    let (rig, flaky, ino, bytes) = fails_for_three_turns(libc::EMFILE, removed);
+    assert!(!rig.node().residency().evict_file(ino).unwrap());
+    flaky.set_rules([]);
+    rig.drain();
+    assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
 }

@@ -36,6 +36,14 @@ enum Stood {
     Never,
 }
 
+/// An entry that is gone from the backing store, and which directories go with it.
+struct Going<'a> {
+    dir: Ino,
+    name: &'a [u8],
+    ino: Ino,
+    with: &'a dyn Fn(Ino) -> bool,
+}
+
 /// A directory on the way down.
 struct Level {
     /// The name by which it goes after its entries.
@@ -87,16 +95,15 @@ impl MetaStore {
             return Ok(result);
         }
         let mut settle = |fate| result.note(fate, removed);
-        if kind != FileKind::Directory {
-            settle(self.retry(|| self.vanish_one(dir, name, ino, now, bytes))?);
-            return Ok(result);
-        }
         if stood == Stood::Perhaps {
             settle(Fate::Kept(ino));
             return Ok(result);
         }
-        self.vanish_below(ino, now, bytes, &mut settle)?;
-        settle(self.retry(|| self.vanish_one(dir, name, ino, now, bytes))?);
+        if kind == FileKind::Directory {
+            self.vanish_below(ino, now, bytes, &mut settle)?;
+        }
+        let at = Going { dir, name, ino, with: &|_| false };
+        settle(self.retry(|| self.vanish_one(&at, now, bytes))?);
         Ok(result)
     }
 
@@ -134,13 +141,15 @@ impl MetaStore {
                 let (above, ino) = (level.above.take(), level.ino);
                 way.pop();
                 if let Some((dir, name)) = above {
-                    settle(self.retry(|| self.vanish_one(dir, &name, ino, now, bytes))?);
+                    let at = Going { dir, name: &name, ino, with: &|_| false };
+                    settle(self.retry(|| self.vanish_one(&at, now, bytes))?);
                 }
                 continue;
             }
             let mut below = Vec::new();
+            level.cursor = entries.last().map_or(level.cursor, |entry| entry.cursor);
+            let above: Vec<Ino> = way.iter().map(|level| level.ino).collect();
             for entry in entries {
-                level.cursor = entry.cursor;
                 if entry.kind == FileKind::Directory {
                     if self.stood(entry.ino, parent, &entry.name)? != Stood::There {
                         settle(Fate::Kept(entry.ino));
@@ -150,7 +159,8 @@ impl MetaStore {
                     below.push(Level { above, ino: entry.ino, cursor: 0 });
                 } else {
                     let (name, ino) = (&entry.name, entry.ino);
-                    settle(self.retry(|| self.vanish_one(parent, name, ino, now, bytes))?);
+                    let at = Going { dir: parent, name, ino, with: &|dir| above.contains(&dir) };
+                    settle(self.retry(|| self.vanish_one(&at, now, bytes))?);
                 }
             }
             way.append(&mut below);
@@ -172,12 +182,11 @@ impl MetaStore {
 
     fn vanish_one(
         &self,
-        dir: Ino,
-        name: &[u8],
-        expected: Ino,
+        at: &Going<'_>,
         now: Timestamp,
         bytes: &dyn Fn(Ino) -> BytesHere,
     ) -> Result<Fate> {
+        let &Going { dir, name, ino: expected, with } = at;
         let (_locked, found) = self.lock_entry(dir, name)?;
         let Some((ino, kind)) = found.filter(|(ino, _)| *ino == expected) else {
             return Ok(Fate::Untouched);
@@ -187,7 +196,13 @@ impl MetaStore {
             FileKind::Regular => bytes(ino),
             _ => BytesHere::AsRecorded,
         };
-        let stays = must_stay(draft.edit(ino)?, &Link::new(dir, name), bytes);
+        let mut names_gone = Vec::new();
+        for link in draft.edit(ino)?.stale_names() {
+            if with(link.parent) || self.load(link.parent)?.is_none() {
+                names_gone.push(link.clone());
+            }
+        }
+        let stays = must_stay(draft.edit(ino)?, &Link::new(dir, name), names_gone.len(), bytes);
         if stays || kind == FileKind::Directory && !draft.expect_empty(ino)? {
             let record = draft.edit(ino)?;
             if record.backing.links.remove(&Link::new(dir, name)) {
@@ -213,10 +228,16 @@ impl MetaStore {
         // Of its other names a worker may have claimed some only. It looks for this one as for the old name of a
         // file that was moved, and whether a copy counts if it finds none of them: until then the version stays
         // known, by which a start knows that copy.
-        let is_looked_for =
-            kind == FileKind::Regular && !record.links.is_empty() && record.queued.is_some();
+        let is_looked_for = kind == FileKind::Regular
+            && record.queued.is_some()
+            && record.links.iter().any(|link| !with(link.parent));
         if !is_looked_for {
             record.backing.links.remove(&Link::new(dir, name));
+        }
+        if record.links.is_empty() {
+            for link in &names_gone {
+                record.backing.links.remove(link);
+            }
         }
         record.attr.nlink = record.attr.nlink.saturating_sub(1);
         record.attr.ctime = record.attr.ctime.max(now);
@@ -238,10 +259,12 @@ impl MetaStore {
 
 /// Whether something would be lost with a name: bytes that are only here, or, with the last one, names that the
 /// backing store doesn't have yet. Changed attributes of a file alone don't count: its bytes are gone.
-fn must_stay(record: &Record, name: &Link, bytes: BytesHere) -> bool {
+/// Of its names in the backing store that it has no more here, so many went with their directories.
+fn must_stay(record: &Record, name: &Link, names_gone: usize, bytes: BytesHere) -> bool {
     // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
-    let names_differ = unconfirmed || !record.links.same(&record.backing.links);
+    let is_stale = || record.stale_names().len() > names_gone || !record.missing().is_empty();
+    let names_differ = unconfirmed || !record.links.same(&record.backing.links) && is_stale();
     match record.attr.kind {
         FileKind::Regular => {
             // One of several that stood there goes alone: the others see to what is missing.

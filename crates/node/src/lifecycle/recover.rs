@@ -258,9 +258,10 @@ impl Node {
                 Ok(Fate::SetAside(why)) => {
                     match self.residency.set_object_aside(index, Ino(ino), &why) {
                         true => recovered.set_aside += 1,
-                        // The next start would believe it.
+                        // The next start judges it as this one, and does not believe it.
                         false if !trust.unsynced => {
-                            failed = self.leave_unseen(Ino(ino), what, trust, &why, evidence).err();
+                            failed = self.residency.note_unseen(what, Ino(ino)).err();
+                            evidence.unjudged.insert((what, Ino(ino)));
                         }
                         false => {}
                     }

@@ -580,7 +580,7 @@ impl Node {
         let has_older = record.replaces
             || backing.fingerprint.is_some()
             || backing.pending.is_some()
-            || file.writeback.flush_begun.load(Ordering::Acquire) > 0;
+            || file.writeback.flush_begun.load(Ordering::Acquire);
         has_older && place.is_marked_whole() && place.bytes().len().is_ok_and(|len| len == 0)
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event};
 use forebay_core::unit::{self, Bytes};
+use forebay_meta::Record;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{ErrorClass, Header, Object, Presence};
 use forebay_types::Ino;
@@ -177,7 +178,7 @@ impl Residency {
             return Ok(false);
         }
         let kept = match self.meta.get(ino) {
-            Ok(record) => record.is_dirty() || record.pinned,
+            Ok(record) => record.is_dirty() || record.pinned || stands_nowhere(&record),
             Err(error) => !matches!(error, forebay_meta::Error::Stale(_)),
         };
         if file.is_open() || kept {
@@ -227,7 +228,7 @@ impl Residency {
             drop(location);
             return self.evict(ino, tier);
         }
-        if file.is_open() || record.is_dirty() || record.pinned {
+        if file.is_open() || record.is_dirty() || record.pinned || stands_nowhere(&record) {
             return Ok(false);
         }
         let Some(place) = location.place.as_mut().filter(|place| place.tier == tier) else {
@@ -427,4 +428,9 @@ impl Residency {
             None => Ok(true),
         }
     }
+}
+
+/// Whether a file has a name here and none in the backing store any more: nothing but its copy has it.
+fn stands_nowhere(record: &Record) -> bool {
+    record.backing.links.is_empty() && !record.links.is_empty()
 }

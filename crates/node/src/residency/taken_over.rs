@@ -136,10 +136,14 @@ impl Residency {
         if !is_for_good || file.is_open() {
             return Err(error);
         }
-        if let Some(resident) = self.residents.get(ino.0).filter(|resident| !resident.dirty) {
+        if let Some(resident) = self.residents.get(ino.0) {
+            if resident.dirty {
+                // Written meanwhile.
+                return Err(error);
+            }
             let place = location.place.take();
             location.base = Underlay::default();
-            location.loaded = true;
+            location.loaded = false;
             let why = format!("others removed its file below, and it can't be used: {error}");
             self.set_object_aside(usize::from(resident.tier), ino, &why);
             // Also if it stays where it is: the next start finds it there, and names it.

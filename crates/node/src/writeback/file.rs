@@ -1,6 +1,6 @@
 //! What write-back has of a file in use.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicBool;
 
 use forebay_types::Fingerprint;
 use parking_lot::Mutex;
@@ -14,10 +14,8 @@ pub(crate) struct FileInWriteback {
     pub(crate) flushing: Mutex<()>,
     /// A copy that is ready to be published.
     pub(crate) staged: Mutex<Option<Staged>>,
-    /// Numbers the flushes of this file.
-    pub(crate) flush_begun: AtomicU64,
-    /// The number of the latest flush that the backing store has durably, its name as well.
-    pub(crate) flush_done: AtomicU64,
+    /// Whether a flush of it has begun since it came into use.
+    pub(crate) flush_begun: AtomicBool,
     /// The version below when it was last seen to be the one that is known.
     pub(crate) below: Mutex<Option<Fingerprint>>,
 }

@@ -76,8 +76,6 @@ const PIECE: u64 = 64 << 20;
 pub(crate) struct Published {
     file: FileRef,
     fingerprint: Fingerprint,
-    /// Of the flush that published it.
-    number: u64,
     /// [`File::writes`] when the object had exactly these bytes, and nobody could write.
     quiet: Option<u64>,
 }
@@ -140,7 +138,7 @@ impl Writeback {
         let _one = file.writeback.flushing.lock();
         self.residency.load(&Context::DAEMON, &file)?;
         self.residency.write_again(&file)?;
-        let number = file.writeback.flush_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        file.writeback.flush_begun.store(true, Ordering::Release);
         let seen = file.writes.load(Ordering::Acquire);
         let kept_open = file.opens.lock().writers > 0;
         fail_at!("node.flush.begin");
@@ -170,7 +168,7 @@ impl Writeback {
         }
         if own && let Some(fingerprint) = self.residency.equals_published(&file, record, target)? {
             file.writeback.staged.lock().take();
-            let clean = self.settle_flush(&file, fingerprint, (number, seen), mapped)?;
+            let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
             return Ok(Flushed::Same { fingerprint, clean });
         }
         // What can't be given to its owner keeps its inode.
@@ -192,7 +190,7 @@ impl Writeback {
             Err(error) => return Err(error.into()),
         };
         fail_at!("node.flush.published");
-        let clean = self.settle_flush(&file, fingerprint, (number, seen), mapped)?;
+        let clean = self.settle_flush(&file, fingerprint, seen, mapped)?;
         Ok(Flushed::Done { fingerprint, clean })
     }
 
@@ -242,7 +240,7 @@ impl Writeback {
         &self,
         file: &FileRef,
         fingerprint: Fingerprint,
-        (number, seen): (u64, u64),
+        seen: u64,
         mapped: bool,
     ) -> Result<bool> {
         self.residency.sync_flushed(file)?;
@@ -254,7 +252,7 @@ impl Writeback {
             location.base().close_version();
         }
         let publish = |quiet| {
-            let published = Published { file: file.clone(), fingerprint, number, quiet };
+            let published = Published { file: file.clone(), fingerprint, quiet };
             self.reconciler.published.lock().insert(file.ino.0, published);
         };
         let Some(place) = location.place() else {
@@ -276,11 +274,10 @@ impl Writeback {
     /// What was published of a file is durable in the backing store.
     pub(crate) fn settle_published(&self, ino: Ino) -> Result<()> {
         let published = self.reconciler.published.lock().remove(&ino.0);
-        let Some(Published { file, fingerprint, number, quiet }) = published else {
+        let Some(Published { file, fingerprint, quiet }) = published else {
             return Ok(());
         };
         let file = &file;
-        file.writeback.flush_done.fetch_max(number, Ordering::AcqRel);
         let location = file.location.write();
         if self.residency.become_published(file, &location, fingerprint, quiet)? {
             self.reconciler.published_open.let_go(ino);

@@ -29,7 +29,11 @@ impl Writeback {
                 return Err(NodeError::Busy);
             }
             // Its name was acknowledged, and so it stays as long as its bytes are here.
-            return match self.residency.whole_copy_counts(&work.record)? {
+            let counts = self.residency.whole_copy_counts(&work.record);
+            if counts.is_err() {
+                work.awaits_its_copy();
+            }
+            return match counts? {
                 true => Ok(Step::Again),
                 false => self.lost(work),
             };
@@ -65,7 +69,7 @@ impl Writeback {
                     other.went(at);
                     work.also(owned, other);
                 }
-                if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
+                if clean { Ok(Step::Done) } else { self.written_as_it_was(work, fingerprint) }
             }
             Flushed::Busy | Flushed::Same { .. } => Err(NodeError::Busy),
             Flushed::Conflict(None) => {
@@ -145,15 +149,15 @@ impl Writeback {
             Flushed::Done { fingerprint, clean } => {
                 work.touched(link.parent, &dir);
                 all_written(work, fingerprint, clean);
-                if clean { Ok(Step::Done) } else { Err(NodeError::Busy) }
+                if clean { Ok(Step::Done) } else { self.written_as_it_was(work, fingerprint) }
             }
             Flushed::Same { fingerprint, clean } => {
                 work.settled(fingerprint);
-                if !clean {
-                    return Err(NodeError::Busy);
+                if clean {
+                    work.bytes_done();
+                    return Ok(Step::Done);
                 }
-                work.bytes_done();
-                Ok(Step::Done)
+                self.written_as_it_was(work, fingerprint)
             }
             Flushed::Busy => Err(NodeError::Busy),
             Flushed::Conflict(Some(found))
@@ -165,6 +169,15 @@ impl Writeback {
             }
             Flushed::Conflict(found) => self.settle_conflict(work, &link, &dir, found),
         }
+    }
+
+    /// The bytes of a file are there that those who have it open may change: so are its attributes.
+    fn written_as_it_was(&self, work: &mut Work<'_>, version: Fingerprint) -> Result<Step> {
+        // The record may not have the time yet that the object has.
+        work.record.attr.mtime = version.mtime;
+        self.write_attributes(work)?;
+        work.stays_open = true;
+        Err(NodeError::Busy)
     }
 
     /// Whether what stands under a name is what an interrupted worker of the same inode made.

@@ -16,7 +16,7 @@ use super::{MAX_PARENTS, Remaining};
 use crate::defects::Step;
 use crate::error::{NodeError, Result, is_undecodable};
 use crate::pool::Urgency;
-use crate::residency::files::{File, FileRef};
+use crate::residency::files::File;
 use crate::writeback::Writeback;
 
 const PAGE: usize = 1000;
@@ -83,48 +83,9 @@ struct DrainState {
     written: Mutex<(u64, u64)>,
     /// How often each inode was brought in line.
     in_line: Mutex<HashMap<Ino, u32>>,
-    /// Of a sync, which need not wait until nobody can change a file any more.
-    as_at_call: Option<Mutex<AsAtCall>>,
-}
-
-/// Of which files it is enough that what they had at the call is written.
-#[derive(Default)]
-struct AsAtCall {
-    /// Files in use, and the number of the last flush that had begun when this sync first met them: a later
-    /// one has all that they had.
-    met: HashMap<Ino, (FileRef, u64)>,
-    /// Those that are written so.
-    written: HashSet<Ino>,
-}
-
-impl AsAtCall {
-    fn meet(&mut self, file: FileRef) {
-        let begun = file.writeback.flush_begun.load(Ordering::Acquire);
-        self.met.entry(file.ino).or_insert((file, begun));
-    }
-
-    fn is_written(&self, ino: Ino) -> bool {
-        self.met
-            .get(&ino)
-            .is_some_and(|(file, begun)| file.writeback.flush_done.load(Ordering::Acquire) > *begun)
-    }
-}
-
-impl DrainState {
-    /// Whether what a file had at the call is written though programs may be changing it.
-    fn has_as_at_call(&self, node: &Writeback, ino: Ino) -> bool {
-        let record = node.known(ino).ok().flatten();
-        let is_file = record.is_some_and(|record| record.attr.kind == FileKind::Regular);
-        let Some(as_at_call) = self.as_at_call.as_ref().filter(|_| is_file) else { return false };
-        let mut as_at_call = as_at_call.lock();
-        // It may be mapped only, or was opened since.
-        as_at_call.meet(node.residency.files.get(ino));
-        let is_written = as_at_call.is_written(ino);
-        if is_written {
-            as_at_call.written.insert(ino);
-        }
-        is_written
-    }
+    /// Of a sync, which need not wait until nobody can change a file any more: those that are written as they
+    /// were at the call or after it.
+    as_at_call: Option<Mutex<HashSet<Ino>>>,
 }
 
 /// What became of a sync.
@@ -200,11 +161,6 @@ impl<'a, 'p> Sweep<'a, 'p> {
     }
 
     fn add(&mut self, ino: Ino) {
-        if let Some(as_at_call) = &self.shared.as_at_call
-            && let Some(file) = self.node.residency.files.peek(ino)
-        {
-            as_at_call.lock().meet(file);
-        }
         self.pending.push((ino, 0));
         if self.pending.len() >= self.batch {
             self.submit();
@@ -267,13 +223,13 @@ impl<'a, 'p> Sweep<'a, 'p> {
 
     fn is_written_as_at_call(&self, ino: Ino) -> bool {
         let as_at_call = self.shared.as_at_call.as_ref();
-        as_at_call.is_some_and(|as_at_call| as_at_call.lock().written.contains(&ino))
+        as_at_call.is_some_and(|written| written.lock().contains(&ino))
     }
 
     /// How many files are written as they were at the call, and may have changed since.
     fn written_as_at_call(&self) -> u64 {
         let as_at_call = self.shared.as_at_call.as_ref();
-        as_at_call.map_or(0, |as_at_call| as_at_call.lock().written.len() as u64)
+        as_at_call.map_or(0, |written| written.lock().len() as u64)
     }
 
     /// A pause between two passes.
@@ -287,12 +243,16 @@ impl<'a, 'p> Sweep<'a, 'p> {
 }
 
 fn work_through(node: &Writeback, shared: &DrainState, due: &[(Ino, u32)]) {
-    let is_as_at_call = |ino| shared.has_as_at_call(node, ino);
     let wanted = match shared.as_at_call {
-        Some(_) => Wanted::AllAsAtCall(&is_as_at_call),
+        Some(_) => Wanted::AllAsAtCall,
         None => Wanted::All,
     };
     node.take_turns(due, wanted, &mut |ino, turn| {
+        if turn == Turn::AsAtCall
+            && let Some(written) = &shared.as_at_call
+        {
+            written.lock().insert(ino);
+        }
         if turn == Turn::Done {
             *shared.in_line.lock().entry(ino).or_default() += 1;
             let record = node.known(ino).ok().flatten();

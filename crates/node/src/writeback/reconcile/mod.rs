@@ -71,7 +71,7 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use forebay_meta::Error as MetaError;
@@ -193,7 +193,7 @@ impl Writeback {
     /// # Errors
     /// [`NodeError::Busy`] while programs change it all the time; what the backing store says.
     pub fn reconcile(&self, ino: Ino) -> Result<()> {
-        self.reconcile_until(ino, &|| false)
+        self.reconcile_until(ino, false)
     }
 
     /// Writes a file back before its copy goes, for `forebay evict`; false if a program has it open, so
@@ -211,24 +211,20 @@ impl Writeback {
         Ok(true)
     }
 
-    /// As [`Writeback::reconcile`], for a file whose caller has it open: what was written before the
-    /// call is enough. A file that can still be written never counts as equal, but a flush that
-    /// began after the call has all that the caller means.
+    /// As [`Writeback::reconcile`], for a file whose caller has it open: what it was at the call is
+    /// enough. A file that can still be written never counts as equal, but a turn that began after the
+    /// call has all that the caller means.
     pub(crate) fn reconcile_open(&self, file: &File) -> Result<()> {
-        let begun = file.writeback.flush_begun.load(Ordering::Acquire);
-        self.reconcile_until(file.ino, &|| {
-            file.writeback.flush_done.load(Ordering::Acquire) > begun
-        })
+        self.reconcile_until(file.ino, true)
     }
 
     /// As [`Writeback::reconcile`], of an inode that programs may go on to change: what it is at the call is
     /// enough.
     pub(crate) fn reconcile_as_it_is(&self, ino: Ino) -> Result<()> {
-        // Also of a file that is only mapped any more.
-        self.reconcile_open(&self.residency.files.get(ino))
+        self.reconcile_until(ino, true)
     }
 
-    fn reconcile_until(&self, ino: Ino, enough: &dyn Fn() -> bool) -> Result<()> {
+    fn reconcile_until(&self, ino: Ino, as_it_is: bool) -> Result<()> {
         let begun = Instant::now();
         let until = begun + self.config.backing_timeout;
         loop {
@@ -241,7 +237,7 @@ impl Writeback {
             };
             // What was done is reported also when the rest failed.
             let outcome = match (done, batch.finish()) {
-                (Err(NodeError::Busy), Ok(())) if enough() => Ok(()),
+                (Err(NodeError::Busy), Ok(())) if as_it_is && batch.has_as_it_was(ino) => Ok(()),
                 (done, finished) => done.and(finished),
             };
             match outcome {

@@ -245,10 +245,10 @@ impl Writeback {
         let is_recorded_clean =
             record.attr.kind == FileKind::Regular && !record.is_dirty() && !record.spilled;
         let is_clean = is_recorded_clean && !self.residency.is_unsettled(ino);
-        let mut is_lost = false;
+        let mut counts = Ok(true);
         if is_nowhere && is_recorded_clean && !record.links.is_empty() && record.attr.size > 0 {
             // Before that is reported: a start would take a copy of it for one of nothing.
-            is_lost = !self.residency.whole_copy_counts(record)? && is_clean;
+            counts = self.residency.whole_copy_counts(record);
         }
         for link in taken.iter().filter(|_| is_clean) {
             // It is there again if the file has no other one by now.
@@ -256,8 +256,13 @@ impl Writeback {
                 self.take_away_one_of(link, ino)?;
             }
         }
-        if is_lost {
-            self.lost(work)?;
+        match counts {
+            Ok(false) if is_clean => drop(self.lost(work)?),
+            Ok(_) => {}
+            Err(error) => {
+                work.awaits_its_copy();
+                return Err(error);
+            }
         }
         if is_nowhere {
             work.disowned();

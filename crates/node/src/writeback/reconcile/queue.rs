@@ -167,24 +167,14 @@ pub(super) enum Turn {
 }
 
 /// Which inodes have a turn in a batch, and when that is over.
-#[derive(Clone, Copy)]
-pub(super) enum Wanted<'a> {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
     /// Those that may be written now; the others come again.
     Due,
     /// All, also those in use; the caller sees to what is left.
     All,
-    /// All. Of those that are in use, this says whether what they were at the call is there.
-    AllAsAtCall(&'a dyn Fn(Ino) -> bool),
-}
-
-impl Wanted<'_> {
-    fn all(self) -> bool {
-        !matches!(self, Wanted::Due)
-    }
-
-    fn is_as_at_call(self, ino: Ino) -> bool {
-        matches!(self, Wanted::AllAsAtCall(is_there) if is_there(ino))
-    }
+    /// All, and of those that are in use it is enough that what they were in their turn is there.
+    AllAsAtCall,
 }
 
 impl Writeback {
@@ -346,10 +336,10 @@ impl Writeback {
     pub(super) fn take_turns(
         &self,
         due: &[(Ino, u32)],
-        wanted: Wanted<'_>,
+        wanted: Wanted,
         told: &mut dyn FnMut(Ino, Turn),
     ) {
-        let all = wanted.all();
+        let all = wanted != Wanted::Due;
         let writable = due.iter().map(|(ino, _)| *ino).filter(|ino| self.has_turn(*ino, all));
         let _stage = self.stage(&writable.collect::<Vec<_>>());
         let mut batch = Batch::new(self);
@@ -362,7 +352,7 @@ impl Writeback {
             }
             let mut turn = self.take_turn(ino, all, &mut batch);
             if matches!(turn, Ok(Turn::Busy)) && batch.finish().is_ok() {
-                turn = match wanted.is_as_at_call(ino) {
+                turn = match wanted == Wanted::AllAsAtCall && batch.has_as_it_was(ino) {
                     true => Ok(Turn::AsAtCall),
                     false => self.take_turn(ino, all, &mut batch),
                 };
@@ -373,6 +363,9 @@ impl Writeback {
                     done.push((ino, failures));
                 }
                 Ok(turn) => {
+                    if turn == Turn::AsAtCall {
+                        self.note_success(ino);
+                    }
                     if turn == Turn::Busy && !all {
                         self.retry_later(ino, failures, LAST_RETRY_WHEN_BUSY);
                     }

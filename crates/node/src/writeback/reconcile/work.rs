@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_meta::{Error as MetaError, Link, Links, Record};
 use forebay_store::{Dir, StoreError};
-use forebay_types::{Fingerprint, Ino};
+use forebay_types::{FileKind, Fingerprint, Ino};
 
 use super::OWNER_WAIT;
 use super::identity::UNKNOWN;
@@ -48,6 +48,8 @@ struct Facts {
     attributes: bool,
     xattrs: bool,
     bytes: bool,
+    /// No name stands, and by its version a copy on a tier is known that may be the only one.
+    keeps_version: bool,
 }
 
 impl Facts {
@@ -56,7 +58,8 @@ impl Facts {
             record.backing.links.remove(link);
         }
         record.claims_made(&self.came);
-        if self.disowned || record.backing.links.is_empty() && record.ino != Ino::ROOT {
+        let is_nowhere = record.backing.links.is_empty() && record.ino != Ino::ROOT;
+        if self.disowned || is_nowhere && !self.keeps_version {
             record.backing.fingerprint = None;
         }
         if self.fingerprint.is_some() {
@@ -90,6 +93,7 @@ impl Facts {
     /// was known before. The one that was announced is known beside it, as long as it is not reported.
     fn without_a_sync(&self, record: Option<&Record>) -> Facts {
         let &Facts { mut fingerprint, mut settled, mut change_time_unknown, made, .. } = self;
+        let keeps_version = self.keeps_version;
         let known = record.map(|record| &record.backing);
         let is = |print: Option<Fingerprint>| fingerprint.zip(print);
         let announced = is(known.and_then(|known| known.pending))
@@ -101,7 +105,7 @@ impl Facts {
         } else if moved && record.is_some_and(|record| !record.is_directory()) {
             change_time_unknown = true;
         }
-        Facts { fingerprint, settled, change_time_unknown, made, ..Facts::default() }
+        Facts { fingerprint, settled, change_time_unknown, made, keeps_version, ..Facts::default() }
     }
 }
 
@@ -142,6 +146,8 @@ pub(super) struct Work<'a> {
     pub(super) too_deep: Option<Ino>,
     /// It was removed, and left a name to the inode that has it here, which replaces it there.
     pub(super) left_to_heir: bool,
+    /// The backing store has its bytes as they were in this turn, and those who have it open may change them.
+    pub(super) stays_open: bool,
     was_kept: bool,
 }
 
@@ -165,6 +171,7 @@ impl<'a> Work<'a> {
             wanted_by: None,
             too_deep: None,
             left_to_heir: false,
+            stays_open: false,
             was_kept: record.has_unseen_names(),
         }
     }
@@ -187,6 +194,24 @@ impl<'a> Work<'a> {
             self.went(&link);
         }
         self.refused = Some(error);
+    }
+
+    /// No name stands, and it can't be told now whether a copy on a tier counts: the version stays known, by
+    /// which a later turn, and a start, know that copy again. A claim that stayed alone would pass for a name
+    /// that stands.
+    pub(super) fn awaits_its_copy(&mut self) {
+        for link in std::mem::take(&mut self.claimed) {
+            self.went(&link);
+        }
+        self.facts.keeps_version = true;
+        // Nothing of it is there whose change time could be another one now.
+        self.moved = false;
+    }
+
+    /// Whether all that it was in this turn is in the backing store, though its bytes may be changed.
+    fn is_as_it_was(&self) -> bool {
+        let names = self.record.links.same(&self.record.backing.links);
+        self.stays_open && names && self.refused.is_none()
     }
 
     /// The backing store has the inode under `link` now; it was claimed before.
@@ -334,6 +359,8 @@ pub(super) struct Batch<'a> {
     foreign: Vec<Link>,
     theirs: Vec<Ino>,
     too_deep: Option<Ino>,
+    /// Inodes whose last turn left nothing to do but what those who have them open may do.
+    as_they_were: HashSet<Ino>,
 }
 
 impl<'a> Batch<'a> {
@@ -348,6 +375,7 @@ impl<'a> Batch<'a> {
             foreign: Vec::new(),
             theirs: Vec::new(),
             too_deep: None,
+            as_they_were: HashSet::new(),
         }
     }
 
@@ -367,6 +395,11 @@ impl<'a> Batch<'a> {
         self.finished.iter().any(|finished| finished.owned.ino == ino && finished.left_to_heir)
     }
 
+    /// Whether all that `ino` was in its last turn, which ended as busy, is in the backing store.
+    pub(super) fn has_as_it_was(&mut self, ino: Ino) -> bool {
+        self.as_they_were.remove(&ino)
+    }
+
     /// How long to wait for the owner of `ino`; see [`Writeback::own`].
     pub(super) fn timeout(&self, ino: Ino) -> Duration {
         let last = self.finished.iter().all(|finished| finished.owned.ino < ino);
@@ -381,6 +414,7 @@ impl<'a> Batch<'a> {
         pass: impl FnOnce(&mut Work<'a>) -> Result<Step>,
     ) -> Result<Step> {
         let mut work = Work::new(record);
+        self.as_they_were.remove(&record.ino);
         let done = pass(&mut work);
         // Also where its move was refused: what is below it goes on where it stands.
         let placed = matches!(done, Ok(Step::Done));
@@ -390,6 +424,15 @@ impl<'a> Batch<'a> {
             // would with nothing left that differs.
             work.seen_change = NEVER;
         }
+        if matches!(done, Err(NodeError::Busy)) && work.is_as_it_was() {
+            self.as_they_were.insert(record.ino);
+        }
+        let is_file = record.attr.kind == FileKind::Regular;
+        let stands_nowhere = work.record.backing.links.is_empty() && !work.record.links.is_empty();
+        if done.is_err() && !is_file && stands_nowhere {
+            // The next turn looks for what is only claimed.
+            work.disowned();
+        }
         let refused = work.refused.take();
         self.too_deep = self.too_deep.or(work.too_deep);
         self.keep(owned, work, placed);
@@ -397,7 +440,7 @@ impl<'a> Batch<'a> {
             self.unsynced = self.node.backing.sync_held(&std::mem::take(&mut self.changed)).err();
         }
         match (done, refused) {
-            (Ok(Step::Done), Some(refused)) => Err(refused),
+            (Ok(Step::Done) | Err(NodeError::Busy), Some(refused)) => Err(refused),
             (done, _) => done,
         }
     }
