@@ -660,10 +660,11 @@ impl Run {
 }
 
 fn remove(path: &Path) -> Outcome {
-    Ok(match fs::symlink_metadata(path)?.is_dir() {
+    match fs::symlink_metadata(path)?.is_dir() {
         true => fs::remove_dir_all(path)?,
         false => fs::remove_file(path)?,
-    })
+    }
+    Ok(())
 }
 
 fn do_steps(home: &Path, plan: &[Op], progress: &Progress, worker: usize) -> Outcome {

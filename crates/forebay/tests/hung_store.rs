@@ -71,9 +71,9 @@ fn umount_when_an_open_hangs_then_its_time_limit_is_kept_and_it_stays_mounted() 
     }
     let site = Site::new();
     let Some(mut device) = Device::new(&site) else { return };
-    // Larger than the tier: it is opened below.
+    // No part of it has room on the tier: what is written goes past it.
     fs::write(site.path("backing/large"), vec![7; 24 << 20]).unwrap();
-    let tier = format!("{}=16M", site.text("small"));
+    let tier = format!("{}=900K", site.text("small"));
     let (backing, mnt) = (site.text("backing"), site.text("mnt"));
     let args = ["mount", &backing, &mnt, "--tier", &tier, "--backing-timeout", "3s"];
     let (code, text) = site.run(&args);
