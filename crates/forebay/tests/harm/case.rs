@@ -218,7 +218,7 @@ impl Case {
         kept.retain(|path| !path.ends_with("lock") && !path.ends_with("forebay.log"));
         let below = |path: PathBuf| path.strip_prefix(&root).unwrap().to_owned();
         let values = if self.scene == Scene::TwoTiers { values::ALL } else { &[] };
-        kept.into_iter().map(below).chain(values.iter().map(|value| values::path(value))).collect()
+        kept.into_iter().map(below).chain(values.iter().map(values::path)).collect()
     }
 
     /// The blocks of dirty files, and others that are kept, that can be found somewhere.

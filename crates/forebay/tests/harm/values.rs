@@ -45,7 +45,7 @@ pub fn make_newer(index: &Path, path: &Path) -> Option<(Key, Vec<u8>)> {
     let engine = Embedded::open(index, &EmbeddedOptions::default()).unwrap();
     let all = engine.sweep(None, 10_000).unwrap();
     let mut fits = all.into_iter().filter(|(key, _)| key.bytes().starts_with(value.tag));
-    let (key, was) = if value.last { fits.last() } else { fits.next() }?;
+    let (key, was) = if value.last { fits.next_back() } else { fits.next() }?;
     let mut newer = was.clone();
     *newer.first_mut()? = 9;
     put(&engine, key.clone(), newer);
