@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use forebay_node::{
     AtOnce, Coherence, Context, Durability, NodeConfig, Passthrough, SetAttr, SetTime, Timestamp,
-    WritebackPolicy,
 };
 use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
 use forebay_testing::wait_until;
@@ -613,43 +612,4 @@ fn write_for_which_no_tier_has_room_when_somebody_looks_at_the_part_that_is_here
     rig.node().release(fh);
     rig.drain();
     rig::same(&rig.plain("file"), &bytes, "below");
-}
-
-/// A store whose device takes its time to sync.
-struct SlowSyncs;
-
-impl Interceptor for SlowSyncs {
-    fn before(&self, operation: Operation, _: u64) -> Verdict {
-        if operation == Operation::Sync {
-            std::thread::sleep(Duration::from_millis(30));
-        }
-        Verdict::Pass
-    }
-}
-
-#[test]
-fn writers_when_a_file_that_stays_open_fills_most_of_the_tier_then_they_do_not_wait_again_and_again()
- {
-    for policy in [WritebackPolicy::OnClose, WritebackPolicy::After(Duration::from_millis(200))] {
-        let rig = Rig::new(&[20 * MIB], Arc::new(SlowSyncs), |config| config.writeback = policy);
-        let log = rig.create("log");
-        for at in 0..64 {
-            rig.write(log, at * 256 * KIB, &[1; 256 << 10]);
-        }
-        let begun = Instant::now();
-        let mut long = 0;
-        for name in 0..50 {
-            let fh = rig.create(&format!("file-{name}"));
-            for at in 0..4 {
-                let one = Instant::now();
-                rig.write(fh, at * 64 * KIB, &[2; 64 << 10]);
-                long += u32::from(one.elapsed() >= Duration::from_millis(450));
-            }
-            rig.node().release(fh);
-        }
-        let took = begun.elapsed();
-        assert!(long <= 4, "{policy:?}: {long} writes of half a second, {took:?} for all");
-        rig.node().release(log);
-        rig.drain();
-    }
 }

@@ -295,12 +295,6 @@ impl Steward {
         tiers
     }
 
-    /// Whether anything is on its way out of a tier.
-    #[must_use]
-    pub fn is_leaving(&self, tier: Tier) -> bool {
-        self.tier_states.get(tier.index()).is_some_and(|state| state.leaving > Bytes::ZERO)
-    }
-
     /// Changes what is remembered of an object, which need not be resident.
     fn change(&mut self, object: Ino, change: impl FnOnce(&mut ObjectState)) {
         let state = self.objects.entry(object.0).or_insert(ObjectState::NEW);

@@ -23,7 +23,6 @@ use crate::failpoints::fail_at;
 use crate::residency::Residency;
 use crate::residency::TierSlot;
 use crate::residency::data_location::{Charge, TierObject, Underlay};
-use crate::residency::room::Waited;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
@@ -53,15 +52,6 @@ impl Residency {
         self.slot(tier).room.free().min(self.free_on_disk(tier))
     }
 
-    /// That a writer waits for `need` bytes. The steward counts what is charged alone: what else is not free,
-    /// as what the tier's file system lacks, has to go as well.
-    fn pressure(&self, tier: u8, need: u64) -> Event {
-        let room = &self.slot(tier).room;
-        let missing = need.saturating_sub(self.free_on(tier)).max(1);
-        let not_charged = room.size().saturating_sub(room.used());
-        Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing + not_charged) }
-    }
-
     fn slot(&self, tier: u8) -> &TierSlot {
         &self.tiers[usize::from(tier)]
     }
@@ -69,14 +59,9 @@ impl Residency {
     /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
     /// flushes as long as they bring something. Where they do not (all is open, or the backing store
     /// is too slow), only the first writer waits, and those after it go past the tier at once.
-    ///
-    /// What is not yet in the backing store and does not get there, as in one that is full, leaves its turn to
-    /// what is: nobody is refused for want of room as long as clean files have it.
     pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
         let room = &self.tiers[usize::from(tier)].room;
         let limit = Instant::now() + self.config.backing_timeout;
-        let mut patience = Instant::now() + ROOM_TIMEOUT;
-        let mut looked_again = false;
         self.discard_removed();
         loop {
             if self.free_on(tier) >= need {
@@ -87,41 +72,26 @@ impl Residency {
             }
             let before = room.used();
             let mut actions = Vec::new();
-            self.step(self.pressure(tier, need), &mut actions);
-            let nothing_decided = actions.is_empty();
-            let (mut flushing, mut refused) = (false, false);
+            let missing = need.saturating_sub(self.free_on(tier)).max(1);
+            self.step(
+                Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) },
+                &mut actions,
+            );
+            let mut flushing = false;
             for action in actions {
-                let flushes = matches!(action, Action::Flush { .. });
-                let done = self.perform(action);
-                flushing |= flushes && done;
-                refused |= !done;
+                flushing |= matches!(action, Action::Flush { .. });
+                self.perform(action);
             }
-            let now = Instant::now();
             if room.used() < before {
-                patience = now + ROOM_TIMEOUT;
                 continue;
             }
-            // Others have their turn: these are left alone for a while.
-            if refused && now < patience {
-                continue;
-            }
-            // Others may be at it: what leaves counts as gone where it is decided what goes.
-            let leaves = self.steward.lock().is_leaving(unit::Tier(tier));
-            if nothing_decided && !leaves && !std::mem::replace(&mut looked_again, true) {
-                continue;
-            }
-            let may_come = flushing || leaves || !self.above.is_idle();
+            let may_come = flushing || !self.above.is_idle();
             if !may_come || !room.is_worth_waiting() {
                 return self.free_on(tier) >= need;
             }
-            match room.wait(patience.saturating_duration_since(now)) {
-                Waited::Given => patience = Instant::now() + ROOM_TIMEOUT,
-                Waited::InVain => {}
-                Waited::Long if room.used() < before => {}
-                Waited::Long => {
-                    room.waited_in_vain();
-                    return self.free_on(tier) >= need;
-                }
+            if !room.wait(ROOM_TIMEOUT) && room.used() >= before {
+                room.waited_in_vain();
+                return self.free_on(tier) >= need;
             }
         }
     }
@@ -130,11 +100,11 @@ impl Residency {
     pub(crate) fn free_room_at_once(&self, tier: u8, need: u64) -> bool {
         self.discard_removed();
         if self.free_on(tier) < need {
+            let missing = need - self.free_on(tier);
             let mut actions = Vec::new();
-            self.step(self.pressure(tier, need), &mut actions);
-            for action in actions {
-                self.perform(action);
-            }
+            let pressure = Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) };
+            self.step(pressure, &mut actions);
+            actions.into_iter().for_each(|action| self.perform(action));
         }
         self.free_on(tier) >= need
     }

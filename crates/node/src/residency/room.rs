@@ -16,24 +16,6 @@ use rustix::io::Errno;
 
 use crate::error::{NodeError, Result};
 
-/// So often room was given back, and was known not to come.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Freed {
-    given: u64,
-    vain: u64,
-}
-
-/// How waiting for room has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waited {
-    /// Some was given back.
-    Given,
-    /// Some that was expected does not come.
-    InVain,
-    /// The time is over.
-    Long,
-}
-
 /// The room of one tier, in bytes. Objects are charged before they grow; what is charged never
 /// exceeds the size.
 #[derive(Debug)]
@@ -42,7 +24,7 @@ pub struct Room {
     used: AtomicU64,
     /// Promised to passthrough writers beyond what their files take up.
     promised: AtomicU64,
-    freed: (Mutex<Freed>, Condvar),
+    freed: (Mutex<u64>, Condvar),
     /// Objects that went, and how many had gone when somebody waited for the next in vain.
     gone: AtomicU64,
     vain: AtomicU64,
@@ -55,7 +37,7 @@ impl Room {
             size,
             used: AtomicU64::new(0),
             promised: AtomicU64::new(0),
-            freed: Default::default(),
+            freed: (Mutex::new(0), Condvar::new()),
             gone: AtomicU64::new(0),
             vain: AtomicU64::new(u64::MAX),
         }
@@ -156,27 +138,21 @@ impl Room {
     }
 
     fn announce(&self) {
-        self.freed.0.lock().given += 1;
+        *self.freed.0.lock() += 1;
         self.freed.1.notify_all();
     }
 
-    /// What somebody waits for does not come: he looks for other room.
-    pub fn disappoint(&self) {
-        self.freed.0.lock().vain += 1;
-        self.freed.1.notify_all();
-    }
-
-    /// Waits until room was given back, until some is known not to come, or until `limit` has passed.
-    pub fn wait(&self, limit: Duration) -> Waited {
+    /// Waits until room was given back or `limit` has passed; says which.
+    pub fn wait(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut count = self.freed.0.lock();
         let before = *count;
         while *count == before {
             if self.freed.1.wait_until(&mut count, until).timed_out() {
-                return Waited::Long;
+                return false;
             }
         }
-        if count.given == before.given { Waited::InVain } else { Waited::Given }
+        true
     }
 }
 

@@ -150,9 +150,8 @@ pub(crate) trait AboveResidency: Send + Sync {
     /// The inode has something for the backing store from `delay` on.
     fn reconcile_later(&self, ino: Ino, delay: Duration);
 
-    /// The inode is to be written back now, though files may be only when they are evicted; false if that has
-    /// failed lately.
-    fn flush_soon(&self, ino: Ino) -> bool;
+    /// The inode is to be written back, though files are only when they are evicted.
+    fn want(&self, ino: Ino);
 
     /// Whether somebody has asked for that.
     fn is_wanted(&self, ino: Ino) -> bool;

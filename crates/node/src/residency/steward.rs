@@ -1,6 +1,8 @@
 //! Drives the steward: tells it what happened, and has its decisions carried out. It holds no bytes and
 //! waits for nothing: what takes long is done by threads that may wait.
 
+use std::time::Duration;
+
 use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::Tick;
 use forebay_types::Ino;
@@ -61,9 +63,7 @@ impl Residency {
     /// each, so that none may be lost: what finds no place in the pool waits for the next tick. At
     /// most one waits for each object.
     fn perform_later(&self, action: Action) {
-        if !self.later(move |node| {
-            node.perform(action);
-        }) {
+        if !self.later(move |node| node.perform(action)) {
             self.put_off.lock().push(action);
         }
     }
@@ -81,8 +81,8 @@ impl Residency {
         self.slow.run(Urgency::Background, move || job(&this)).is_ok()
     }
 
-    /// Carries out a decision and reports what came of it; says whether it was done, or is under way.
-    pub(crate) fn perform(&self, action: Action) -> bool {
+    /// Carries out a decision and reports what came of it.
+    pub(crate) fn perform(&self, action: Action) {
         // What is set aside is refused.
         let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
             let done = self.defects.attempt(BackgroundKind::Tiering, object.0, work);
@@ -99,17 +99,17 @@ impl Residency {
                 tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
             }
             Action::Flush { object } => {
-                // One that has failed is tried again in its time.
-                (object, Ok(self.above.flush_soon(Ino(object.0))))
+                self.above.want(Ino(object.0));
+                self.above.reconcile_later(Ino(object.0), Duration::ZERO);
+                (object, Ok(true))
             }
             Action::Fetch { object, tier, bytes } => {
-                self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
-                return true;
+                return self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
             }
-            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return true,
+            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return,
         };
         match done {
-            Ok(true) => return true,
+            Ok(true) => {}
             Ok(false) => {
                 self.decide(Event::Refused { object });
             }
@@ -122,12 +122,5 @@ impl Residency {
                 self.decide(Event::Refused { object });
             }
         }
-        false
-    }
-
-    /// A file that was to be written back to make room could not be: others make it.
-    pub(crate) fn flush_failed(&self, ino: Ino) {
-        self.decide(Event::Refused { object: ino });
-        self.tiers.iter().for_each(|slot| slot.room.disappoint());
     }
 }

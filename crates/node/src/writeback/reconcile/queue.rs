@@ -197,28 +197,12 @@ impl Writeback {
         }
     }
 
-    /// Has a file written back so that it makes room. Not one at which that has failed lately: many that wait
-    /// for a full store would keep it busy in vain.
-    pub(crate) fn flush_soon(&self, ino: Ino) -> bool {
-        self.reconciler.wanted.lock().insert(ino.0);
-        let failed = |due: &Due| due.failures > 0 && due.first.elapsed() < LAST_RETRY_WHEN_BUSY;
-        if self.reconciler.queue.state.lock().waiting.get(&ino.0).is_some_and(failed) {
-            return false;
-        }
-        self.reconcile_later(ino, Duration::ZERO);
-        true
-    }
-
     fn retry_later(&self, ino: Ino, failures: u32, longest: Duration) {
         let delay = pause_after(failures, longest);
         let now = Instant::now();
         let due = Due { at: now + delay, first: now, failures: failures + 1 };
         if self.reconciler.queue.state.lock().set(ino, due) {
             self.reconciler.queue.wake.notify_all();
-        }
-        let is_wanted = self.reconciler.wanted.lock().contains(&ino.0);
-        if is_wanted {
-            self.residency.flush_failed(ino);
         }
     }
 
