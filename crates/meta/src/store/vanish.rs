@@ -2,6 +2,7 @@
 
 use super::{Draft, MetaStore, Vanished};
 use crate::error::Result;
+use crate::keys;
 use crate::types::{Attr, FileKind, Ino, Link, Record, Timestamp};
 
 /// Entries looked at in one go.
@@ -198,7 +199,9 @@ impl MetaStore {
         };
         let mut names_gone = Vec::new();
         for link in draft.edit(ino)?.stale_names() {
-            if with(link.parent) || self.load(link.parent)?.is_none() {
+            // What is parked stands in a directory of no record, which never goes.
+            let may_go = link.parent.0 > keys::LAST_FIXED.0;
+            if may_go && (with(link.parent) || self.load(link.parent)?.is_none()) {
                 names_gone.push(link.clone());
             }
         }
