@@ -312,11 +312,6 @@ impl Writeback {
         self.times_are_due([dir.0].into_iter());
     }
 
-    /// Whether the time that a directory has here is about to be set in the backing store.
-    pub(crate) fn is_time_due(&self, dir: Ino) -> bool {
-        self.reconciler.entries_written.lock().contains(&dir.0)
-    }
-
     /// Notes directories whose times are to be set. Says whether there are many of them by now.
     fn times_are_due(&self, dirs: impl Iterator<Item = u64>) -> bool {
         let (new, many) = {
