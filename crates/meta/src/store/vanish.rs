@@ -266,6 +266,9 @@ impl MetaStore {
 fn must_stay(record: &Record, name: &Link, names_gone: usize, bytes: BytesHere) -> bool {
     // Claimed and never seen there: nobody can have removed it. (What was imported is not queued.)
     let unconfirmed = record.backing.fingerprint.is_none() && record.queued.is_some();
+    // Else it is a move that queued it, and the new name may only be claimed.
+    let only_changed = record.backing.attrs_differ || record.backing.xattrs_differ;
+    let names_gone = if only_changed { names_gone } else { 0 };
     let is_stale = || record.stale_names().len() > names_gone || !record.missing().is_empty();
     let names_differ = unconfirmed || !record.links.same(&record.backing.links) && is_stale();
     match record.attr.kind {

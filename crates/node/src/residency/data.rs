@@ -453,7 +453,8 @@ impl Residency {
     /// go when the namespace has forgotten the file durably, for after a power cut it would be there
     /// without them.
     pub(crate) fn discard_data(&self, ino: Ino) {
-        if self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+        let dirty = self.residents.get(ino.0).is_some_and(|resident| resident.dirty);
+        if (dirty || !self.meta.is_surely_clean(ino))
             && let Err(error) = self.meta.sync()
         {
             tracing::warn!(

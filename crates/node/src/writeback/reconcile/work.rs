@@ -490,6 +490,7 @@ impl<'a> Batch<'a> {
             fail_at!("node.reconcile.before_sync");
             let synced = unsynced.map_or_else(|| self.node.backing.sync_held(&held), Err);
             if let Err(error) = synced {
+                self.as_they_were.clear();
                 for done in &finished {
                     self.node.doubt_published(done.owned.ino);
                     let known = self.node.known(done.owned.ino)?;
