@@ -129,6 +129,31 @@ fn sync_when_the_attributes_of_an_open_file_were_changed_then_they_are_below() {
 }
 
 #[test]
+fn fsync_to_the_backing_store_when_the_file_was_removed_and_has_a_name_that_nobody_has_looked_at_then_it_returns()
+ {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |config| {
+        config.durability = Durability::Backing;
+        config.backing_timeout = Duration::from_secs(20);
+    });
+    for dir in ["known", "unseen"] {
+        std::fs::create_dir(rig.backing().join(dir)).unwrap();
+    }
+    let [known, unseen] = ["known/file", "unseen/file"].map(|name| rig.backing().join(name));
+    std::fs::write(&known, b"bytes").unwrap();
+    std::fs::hard_link(&known, &unseen).unwrap();
+    let dir = rig.ino("known");
+    let ino = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+    let fh = rig.node().open(&CONTEXT, ino, libc::O_RDWR).unwrap().fh;
+    rig.node().unlink(&CONTEXT, dir, b"file").unwrap();
+    rig.write(fh, 0, b"after");
+    let began = Instant::now();
+    rig.node().fsync(&CONTEXT, fh, false).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "took {:?}", began.elapsed());
+    assert_eq!(std::fs::read(unseen).unwrap(), b"after");
+    rig.node().release(fh);
+}
+
+#[test]
 fn drain_when_a_removed_file_is_closed_meanwhile_then_ends_after_it() {
     let rig = Rig::small(16 * MIB);
     let fh = rig.create("gone");

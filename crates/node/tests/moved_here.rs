@@ -360,6 +360,38 @@ fn symbolic_link_moved_here_when_that_fails_once_and_others_remove_the_old_name_
     assert_eq!(rig.node().writeback().conflicts().0, 0);
 }
 
+/// The new name was only claimed, and others have removed its directory as well.
+#[test]
+fn file_moved_here_when_that_fails_and_others_remove_both_directories_then_it_is_written() {
+    let _alone = rig::alone();
+    let rig = rig();
+    let bytes = noise(1, 20_000);
+    for dir in ["dir", "other"] {
+        std::fs::create_dir(rig.backing().join(dir)).unwrap();
+    }
+    std::fs::write(rig.backing().join("dir/file"), &bytes).unwrap();
+    rig.age("dir/file");
+    let [dir, other] = ["dir", "other"].map(|name| rig.ino(name));
+    let ino = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+    let fh = rig.node().open(&CONTEXT, ino, libc::O_RDONLY).unwrap().fh;
+    assert!(rig.read_all(fh) == bytes);
+    rig.node().release(fh);
+    fail::cfg("node.reconcile.before_rename", "return").unwrap();
+    let (from, to) = (NameIn::new(dir, b"file"), NameIn::new(other, b"renamed"));
+    rig.node().rename(&CONTEXT, from, to, 0).unwrap();
+    rig.node().writeback().reconcile(ino).unwrap_err();
+    for name in ["dir", "other"] {
+        std::fs::remove_dir_all(rig.backing().join(name)).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    rig.look(dir);
+    rig.look(other);
+    fail::remove("node.reconcile.before_rename");
+    rig.drain();
+    let kept = rig.backing().join("other/renamed");
+    assert!(std::fs::read(&kept).is_ok_and(|found| found == bytes), "{:?}", rig.names_below());
+}
+
 /// Nothing but this copy has the file: it is no clean one that can be had again.
 #[test]
 fn file_moved_here_when_its_copy_is_to_be_evicted_then_it_stays_until_it_is_written() {

@@ -210,7 +210,10 @@ impl<'a> Work<'a> {
 
     /// Whether all that it was in this turn is in the backing store, though its bytes may be changed.
     fn is_as_it_was(&self) -> bool {
-        let names = self.record.links.same(&self.record.backing.links);
+        // One that has no name here any more is written for those that nobody has looked at: its others go when
+        // it is closed.
+        let links = &self.record.links;
+        let names = links.is_empty() || links.same(&self.record.backing.links);
         self.stays_open && names && self.refused.is_none()
     }
 
