@@ -1,12 +1,14 @@
 //! A backing store on ext4, whose files have room for few extended attributes: with inodes of 128 bytes
 //! and with those that mkfs makes by itself.
 
+mod disk;
 mod site;
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use disk::StoreDisk;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use site::*;
@@ -14,35 +16,10 @@ use site::*;
 /// More than one block of 4 KiB.
 const LARGE: usize = 5000;
 
-/// An ext4 on a loop device, mounted as the backing store.
-struct Ext4<'a>(&'a Site);
-
-impl<'a> Ext4<'a> {
-    /// Nothing where there are no loop devices.
-    fn new(site: &'a Site, options: &[&str]) -> Option<Self> {
-        let (image, backing) = (site.text("image"), site.text("backing"));
-        File::create(site.path("image")).unwrap().set_len(96 << 20).unwrap();
-        let made = [
-            ("mkfs.ext4", [&["-q", "-F", "-b", "4096"], options, &[&image]].concat()),
-            ("mount", vec!["-o", "loop", &image, &backing]),
-        ];
-        for (program, args) in made {
-            let (code, text) = outcome(site.command(program).args(args));
-            if code != 0 {
-                eprintln!("skipped: {program}: {text}");
-                return None;
-            }
-        }
-        Some(Self(site))
-    }
-}
-
-impl Drop for Ext4<'_> {
-    fn drop(&mut self) {
-        for dir in ["mnt", "backing"] {
-            let _ = outcome(self.0.command("umount").args(["-l", &self.0.text(dir)]));
-        }
-    }
+/// An ext4 as the backing store.
+fn ext4<'a>(site: &'a Site, options: &[&str]) -> Option<StoreDisk<'a>> {
+    let options = [&["-q", "-F", "-b", "4096"], options].concat();
+    StoreDisk::new(site, 96 << 20, "mkfs.ext4", &options)
 }
 
 fn set(path: &std::path::Path, name: &str, len: usize) -> Result<(), Errno> {
@@ -59,7 +36,7 @@ fn get(path: &std::path::Path, name: &str) -> Option<usize> {
 fn attributes_beyond_ext4(inode: &[&str], known: bool, open: bool) {
     let what = format!("mkfs.ext4 {inode:?}, known {known}, open {open}");
     let site = Site::new();
-    let Some(_ext4) = Ext4::new(&site, inode) else { return };
+    let Some(_ext4) = ext4(&site, inode) else { return };
     fs::write(site.path("backing/file"), "old").unwrap();
     site.mount(&["--writeback", "1h", "--attr-timeout", "0s"]);
     let name = if known { "file" } else { "new" };

@@ -1,11 +1,13 @@
 //! A backing store that does not answer: opens for writing in a frozen file system wait.
 
+mod disk;
 mod site;
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use disk::StoreDisk;
 use site::{Site, can_mount, outcome, wait_for};
 
 const NOT_DRAINED: i32 = 4;
@@ -14,25 +16,15 @@ const NOT_DRAINED: i32 = 4;
 struct Device<'a> {
     site: &'a Site,
     frozen: bool,
+    // Dropped last: a frozen one can't be unmounted.
+    _disk: StoreDisk<'a>,
 }
 
 impl<'a> Device<'a> {
     /// Nothing where there are no loop devices.
     fn new(site: &'a Site) -> Option<Self> {
-        let (image, backing) = (site.text("image"), site.text("backing"));
-        fs::File::create(site.path("image")).unwrap().set_len(96 << 20).unwrap();
-        let made = [
-            ("mkfs.ext4", vec!["-q", "-F", &image]),
-            ("mount", vec!["-o", "loop", &image, &backing]),
-        ];
-        for (program, args) in made {
-            let (code, text) = outcome(site.command(program).args(args));
-            if code != 0 {
-                eprintln!("skipped: {program}: {text}");
-                return None;
-            }
-        }
-        Some(Self { site, frozen: false })
+        let _disk = StoreDisk::new(site, 96 << 20, "mkfs.ext4", &["-q", "-F"])?;
+        Some(Self { site, frozen: false, _disk })
     }
 
     fn freeze(&mut self, how: &str) {
@@ -47,9 +39,6 @@ impl Drop for Device<'_> {
     fn drop(&mut self) {
         if self.frozen {
             self.freeze("-u");
-        }
-        for dir in ["mnt", "backing"] {
-            let _ = outcome(self.site.command("umount").args(["-l", &self.site.text(dir)]));
         }
     }
 }

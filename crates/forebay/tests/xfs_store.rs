@@ -1,42 +1,13 @@
 //! A backing store on XFS, which shows access lists once more, as attributes that root can list.
 
+mod disk;
 mod site;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 
+use disk::StoreDisk;
 use site::*;
-
-/// An XFS on a loop device, mounted as the backing store.
-struct Xfs<'a>(&'a Site);
-
-impl<'a> Xfs<'a> {
-    /// Nothing where there are no loop devices.
-    fn new(site: &'a Site) -> Option<Self> {
-        let (image, backing) = (site.text("image"), site.text("backing"));
-        File::create(site.path("image")).unwrap().set_len(320 << 20).unwrap();
-        let made = [
-            ("mkfs.xfs", vec!["-q", image.as_str()]),
-            ("mount", vec!["-o", "loop", &image, &backing]),
-        ];
-        for (program, args) in made {
-            let (code, text) = outcome(site.command(program).args(args));
-            if code != 0 {
-                eprintln!("skipped: {program}: {text}");
-                return None;
-            }
-        }
-        Some(Self(site))
-    }
-}
-
-impl Drop for Xfs<'_> {
-    fn drop(&mut self) {
-        for dir in ["mnt", "backing"] {
-            let _ = outcome(self.0.command("umount").args(["-l", &self.0.text(dir)]));
-        }
-    }
-}
 
 fn run(site: &Site, program: &str, args: &[&str]) -> String {
     let (code, text) = outcome(site.command(program).args(args));
@@ -56,7 +27,7 @@ fn access_lists_when_the_store_is_xfs_then_are_there_as_on_the_mount() {
         return;
     }
     let site = Site::new();
-    let Some(_xfs) = Xfs::new(&site) else { return };
+    let Some(_xfs) = StoreDisk::new(&site, 320 << 20, "mkfs.xfs", &["-q"]) else { return };
     let below = |name: &str| site.path("backing").join(name);
     let above = |name: &str| site.path("mnt").join(name);
     fs::write(below("known"), "bytes").unwrap();

@@ -85,6 +85,37 @@ impl Drop for Disk {
     }
 }
 
+/// A file system of its own in the place of the backing store of a site, on a loop device.
+pub struct StoreDisk<'a>(&'a Site);
+
+impl<'a> StoreDisk<'a> {
+    /// Made by this program with these options. Nothing where there are no loop devices or tools.
+    pub fn new(site: &'a Site, size: u64, mkfs: &str, options: &[&str]) -> Option<Self> {
+        let (image, backing) = (site.text("image"), site.text("backing"));
+        fs::File::create(site.path("image")).unwrap().set_len(size).unwrap();
+        let made = [
+            (mkfs, [options, &[&image]].concat()),
+            ("mount", vec!["-o", "loop", &image, &backing]),
+        ];
+        for (program, args) in made {
+            let (code, text) = outcome(site.command(program).args(args));
+            if code != 0 {
+                eprintln!("skipped: {program}: {text}");
+                return None;
+            }
+        }
+        Some(Self(site))
+    }
+}
+
+impl Drop for StoreDisk<'_> {
+    fn drop(&mut self) {
+        for dir in ["mnt", "backing"] {
+            let _ = outcome(self.0.command("umount").args(["-l", &self.0.text(dir)]));
+        }
+    }
+}
+
 /// A file that nobody can open for writing, remove or move, root included.
 pub struct Immutable(PathBuf);
 

@@ -63,6 +63,9 @@ impl Conflict {
 /// Files whose versions below are held open at the same time.
 const MAX_HELD: usize = 64;
 
+/// Where the backing store has what is parked, for people.
+const PARKED: &[u8] = b".forebay/limbo";
+
 /// Why there is a conflict.
 const BOTH: &str = "changed here and by others";
 const GONE: &str = "moved here, removed or replaced by others: no tier has a copy of it";
@@ -355,7 +358,11 @@ impl Writeback {
     ) {
         let here = self.meta.path(link.parent).ok().flatten();
         // A directory that was removed here has a name in the store only.
-        let dir = here.or_else(|| self.meta.backing_path(link.parent).ok().flatten());
+        let dir = match link.parent {
+            // Where it stood before it was parked is not known any more.
+            LIMBO => Some(PARKED.into()),
+            parent => here.or_else(|| self.meta.backing_path(parent).ok().flatten()),
+        };
         let path = join(&dir.unwrap_or_default(), &link.name);
         let (when, seen) = (clock::wall_time(), self.seen_under(link));
         let conflict = Conflict {

@@ -82,7 +82,9 @@ impl Book {
         let is_near = |at: &String| {
             names.iter().any(|name| is_at_or_below(name, at) || is_at_or_below(at, name))
         };
-        self.was_cut || self.touched.iter().any(is_near)
+        // Where it stood before, nobody says.
+        let was_parked = path.starts_with(".forebay/limbo/") && !self.touched.is_empty();
+        self.was_cut || was_parked || self.touched.iter().any(is_near)
     }
 }
 
@@ -117,9 +119,13 @@ impl Ledger {
         self.0.lock().doomed.extend(inos.filter(|ino| has_names(node, *ino)));
     }
 
-    /// It is done, or failed: what has a name still has to be there.
+    /// It is done, or failed: what has a name still has to be there. What the program has removed is owed to nobody,
+    /// also if others link what the store still has of it, and the same inode shows that older version.
     pub(super) fn end_removal(&self, node: &Node) {
-        self.0.lock().doomed.retain(|ino| !has_names(node, *ino));
+        let mut book = self.0.lock();
+        book.doomed.retain(|ino| !has_names(node, *ino));
+        let Book { doomed, written, .. } = &mut *book;
+        doomed.iter().for_each(|ino| drop(written.remove(ino)));
     }
 
     pub(super) fn moved(&self, from: &str, to: &str) {
