@@ -172,7 +172,7 @@ impl Cluster {
             }
             if aim == RecallAim::Bytes {
                 return match record.is_behind() {
-                    true => self.writeback.reconcile_open(&file),
+                    true => self.writeback.reconcile_as_it_is(file.ino),
                     false => Ok(()),
                 };
             }

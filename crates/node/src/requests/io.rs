@@ -330,7 +330,7 @@ impl Node {
             || self.config.writeback == WritebackPolicy::Through
         {
             self.residency.settle(&file)?;
-            self.writeback.reconcile_open(&file)?;
+            self.writeback.reconcile_as_it_is(file.ino)?;
         }
         Ok(())
     }
@@ -403,7 +403,7 @@ impl Node {
         if !through {
             return Ok(());
         }
-        self.writeback.reconcile_open(&file)
+        self.writeback.reconcile_as_it_is(file.ino)
     }
 }
 

@@ -311,7 +311,7 @@ impl Cluster {
                 tracing::debug!(ino = %file.ino, ?level, "too few nodes take copies: written back at once");
                 self.metrics.written_through.inc();
                 self.residency.settle(file)?;
-                self.writeback.reconcile_open(file)
+                self.writeback.reconcile_as_it_is(file.ino)
             }
         }
     }

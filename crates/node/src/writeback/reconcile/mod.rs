@@ -82,7 +82,6 @@ use parking_lot::Mutex;
 use crate::after_refusal::is_denied;
 use crate::defects::{self, BackgroundKind};
 use crate::error::{NodeError, Result};
-use crate::residency::files::File;
 use crate::waits;
 use crate::writeback::Writeback;
 
@@ -207,19 +206,13 @@ impl Writeback {
             return Ok(false);
         }
         // It may be mapped still.
-        self.reconcile_open(&file)?;
+        self.reconcile_as_it_is(ino)?;
         Ok(true)
     }
 
-    /// As [`Writeback::reconcile`], for a file whose caller has it open: what it was at the call is
-    /// enough. A file that can still be written never counts as equal, but a turn that began after the
-    /// call has all that the caller means.
-    pub(crate) fn reconcile_open(&self, file: &File) -> Result<()> {
-        self.reconcile_until(file.ino, true)
-    }
-
     /// As [`Writeback::reconcile`], of an inode that programs may go on to change: what it is at the call is
-    /// enough.
+    /// enough. A file that can still be written never counts as equal, but a turn that began after the call
+    /// has all that the caller means.
     pub(crate) fn reconcile_as_it_is(&self, ino: Ino) -> Result<()> {
         self.reconcile_until(ino, true)
     }
