@@ -140,33 +140,41 @@ fn file_written_anew_without_a_sync_when_the_machine_stops_then_the_old_version_
     kept(&rig, 0);
 }
 
-/// The attributes are of the file, not of what was written to it last.
+/// The attributes are of the file, not of what was written to it, or renamed over it, last.
 #[test]
 fn attributes_when_synced_and_the_file_is_written_anew_and_the_machine_stops_then_are_as_synced() {
     const TAG: &[u8] = b"user.tag";
-    let mut rig = rig();
-    let held = rig.hold_workers();
-    let (node, ino) = (rig.node(), rig.ino("file"));
-    let fh = rig.open("file", libc::O_RDWR);
-    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-    node.setattr(&CONTEXT, ino, &mode).unwrap();
-    node.set_xattr(&CONTEXT, ino, TAG, b"new", 0, false).unwrap();
-    node.fsync(&CONTEXT, fh, false).unwrap();
-    node.release(fh);
-    let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
-    rig.write(fh, 0, &noise(2, V2));
-    rig.node().release(fh);
-    drop(held);
-    power_cut(&mut rig, V2, 0);
-    let (node, ino) = (rig.node(), rig.ino("file"));
-    assert_eq!(node.getattr(&CONTEXT, ino).unwrap().attr.perm & 0o7777, 0o600);
-    assert_eq!(node.get_xattr(&CONTEXT, ino, TAG).unwrap(), b"new");
-    kept(&rig, 0);
-    let below = rig.backing().join("file");
-    assert_eq!(below.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
-    let mut value = [0; 8];
-    let len = rustix::fs::getxattr(&below, "user.tag", &mut value).unwrap();
-    assert_eq!(value[..len], *b"new");
+    for is_replaced in [false, true] {
+        let mut rig = rig();
+        let held = rig.hold_workers();
+        let (node, ino) = (rig.node(), rig.ino("file"));
+        let fh = rig.open("file", libc::O_RDWR);
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        node.setattr(&CONTEXT, ino, &mode).unwrap();
+        node.set_xattr(&CONTEXT, ino, TAG, b"new", 0, false).unwrap();
+        node.fsync(&CONTEXT, fh, false).unwrap();
+        node.release(fh);
+        if is_replaced {
+            rig.put("file.new", &noise(2, V2));
+            replace(&rig);
+        } else {
+            let fh = rig.open("file", libc::O_RDWR | libc::O_TRUNC);
+            rig.write(fh, 0, &noise(2, V2));
+            rig.node().release(fh);
+        }
+        drop(held);
+        power_cut(&mut rig, V2, 0);
+        let (node, ino) = (rig.node(), rig.ino("file"));
+        let perm = node.getattr(&CONTEXT, ino).unwrap().attr.perm & 0o7777;
+        assert_eq!(perm, 0o600, "replaced: {is_replaced}");
+        assert_eq!(node.get_xattr(&CONTEXT, ino, TAG).unwrap(), b"new");
+        kept(&rig, 0);
+        let below = rig.backing().join("file");
+        assert_eq!(below.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+        let mut value = [0; 8];
+        let len = rustix::fs::getxattr(&below, "user.tag", &mut value).unwrap();
+        assert_eq!(value[..len], *b"new");
+    }
 }
 
 fn header_of(object: &Path) -> forebay_store::Header {

@@ -6,7 +6,9 @@
 //! file to write it anew, may leave a name that is durable and bytes that are not. What is left of
 //! these must not take the place of the version that the backing store has.
 
-use forebay_meta::{Error as MetaError, Link, Links, NameIn, Queue, Record, RenameFlags};
+use std::sync::Arc;
+
+use forebay_meta::{Error as MetaError, Link, Links, NameIn, Queue, Record, RenameFlags, Xattrs};
 use forebay_store::{Attributes, ErrorClass};
 use forebay_types::{Fingerprint, Ino};
 
@@ -98,7 +100,10 @@ impl Writeback {
         let stood_here = record.links.len() == 1 && found.nlink < 2 && is_its_own(record, found);
         // First: a start that ends here leaves a change on both sides, of which nothing is lost.
         let stale_names = self.meta.stale_inodes_at(link.parent, &link.name)?;
-        for claimant in stale_names.into_iter().chain([ino]) {
+        let claimants: Vec<Ino> = [ino].into_iter().chain(stale_names).collect();
+        // Before a record goes that nobody claims a name by any more.
+        let attributes = self.attributes_of_version(&claimants, found)?;
+        for claimant in claimants.into_iter().rev() {
             let limbo = self.take_from_parked(claimant, found)?;
             let disown = |record: &mut Record| {
                 record.backing.links.remove(link);
@@ -138,16 +143,31 @@ impl Writeback {
                 Err(error) => return Err(error.into()),
             }
         }
-        let is_own = is_its_own(record, found);
-        match self.import_name(link.parent, &link.name)? {
-            Some(back) if is_own => self.keep_attributes(record, back.ino),
-            _ => Ok(()),
+        match self.import_name(link.parent, &link.name)?.zip(attributes) {
+            Some((back, (of, xattrs))) => self.keep_attributes(&of, xattrs.as_ref(), back.ino),
+            None => Ok(()),
         }
     }
 
-    /// The version that has its name back is of the same file: a sync of its attributes holds for that, too,
-    /// if they have not reached the backing store yet.
-    fn keep_attributes(&self, of: &Record, back: Ino) -> Result<()> {
+    /// Of which file the version below is that is to have its name back, with the extended attributes that have
+    /// not reached the backing store: a sync of them holds for that version, too.
+    fn attributes_of_version(
+        &self,
+        claimants: &[Ino],
+        found: &Attributes,
+    ) -> Result<Option<(Arc<Record>, Option<Xattrs>)>> {
+        for claimant in claimants {
+            let known = self.known(*claimant)?;
+            if let Some(record) = known.filter(|record| is_its_own(record, found)) {
+                let differ = record.backing.xattrs_differ;
+                let xattrs = differ.then(|| self.meta.xattr_all(*claimant)).transpose()?;
+                return Ok(Some((record, xattrs)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn keep_attributes(&self, of: &Record, xattrs: Option<&Xattrs>, back: Ino) -> Result<()> {
         if of.backing.attrs_differ {
             self.meta.update(back, None, |record| {
                 let (attr, from) = (&mut record.attr, &of.attr);
@@ -156,8 +176,8 @@ impl Writeback {
                 Queue::Yes
             })?;
         }
-        if of.backing.xattrs_differ {
-            self.meta.xattr_replace_all(back, &self.meta.xattr_all(of.ino)?)?;
+        if let Some(xattrs) = xattrs {
+            self.meta.xattr_replace_all(back, xattrs)?;
             self.meta.update(back, None, |record| {
                 record.backing.xattrs_differ = true;
                 Queue::Yes
