@@ -60,7 +60,7 @@ pub use group::{Group, Synced};
 pub use header::{Header, HeaderFault};
 pub use local::is_up;
 pub use ownership::{check_own, make_own};
-pub use presence::{Believed, Flush, Presence};
+pub use presence::{Believed, Flush, Presence, WrittenMap};
 pub use store_mark::StoreIdentity;
 pub use tier::{LeaseGuard, Object, Tier, TierId, TierLock, TierUsage};
 pub use write_again::write_again;

@@ -15,15 +15,18 @@
 //! - A state that was damaged is never taken for another one (all: `presence/tests.rs`).
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failpoints::fail_at;
 use crate::header::{array_at, u32_at, u64_at};
-use crate::local::LocalFile;
 use crate::{Bytes, Result, StoreError};
+
+pub(crate) use map_file::MapFile;
+pub use map_file::WrittenMap;
+
+mod map_file;
 
 const MAGIC: &[u8; 8] = b"FBAYMAP\0";
 const VERSION: u32 = 2;
@@ -51,24 +54,6 @@ pub enum Believed {
     Synced,
 }
 
-/// The sidecar file of a map.
-pub(crate) struct MapFile(LocalFile);
-
-impl MapFile {
-    pub(crate) fn new(fd: OwnedFd, path: PathBuf) -> Self {
-        Self(LocalFile::new(fd, path))
-    }
-
-    fn write_all(&self, mut data: &[u8], mut at: u64) -> Result<()> {
-        while !data.is_empty() {
-            let done = self.0.write_at(data, at)?;
-            data = &data[done..];
-            at += done as u64;
-        }
-        Ok(())
-    }
-}
-
 /// Which extents of an object are present and which of them are dirty.
 ///
 /// Ranges are in bytes. Not synchronised: put it behind the inode's lock. Changes reach the sidecar
@@ -79,7 +64,7 @@ impl MapFile {
 /// The invariant that the caller may build on: a present extent reads from the object; an absent one
 /// reads as the base version up to [`Presence::base_limit`] and as zeros beyond.
 pub struct Presence {
-    file: Option<MapFile>,
+    file: Option<Arc<MapFile>>,
     ino: u64,
     shift: u32,
     size: u64,
@@ -147,6 +132,12 @@ impl Presence {
     /// Extent size for most uses.
     pub const DEFAULT_EXTENT: u64 = 1 << 20;
 
+    /// The longest file that a map can be made of, in bytes.
+    #[must_use]
+    pub fn longest(extent_size: u64) -> u64 {
+        extent_size.saturating_mul(MAX_EXTENTS)
+    }
+
     /// A map without a sidecar file, all absent. `Invalid` if the extent size is no power of two
     /// from [`Self::MIN_EXTENT`] to [`Self::MAX_EXTENT`], or if the map would be larger than 64 MiB.
     pub fn in_memory(extent_size: u64, size: u64) -> Result<Self> {
@@ -182,7 +173,7 @@ impl Presence {
 
     pub(crate) fn create(file: MapFile, ino: u64, extent_size: u64, size: u64) -> Result<Self> {
         let mut map = Self::in_memory(extent_size, size)?;
-        map.file = Some(file);
+        map.file = Some(Arc::new(file));
         map.ino = ino;
         // All of it: what is missing later was lost.
         map.unsaved = 0..map.states.len();
@@ -230,7 +221,7 @@ impl Presence {
             };
         }
         map.boot = array_at::<16>(&head, 40);
-        map.file = Some(file);
+        map.file = Some(Arc::new(file));
         map.header_unsaved = false;
         map.normalise(false, false);
         Ok(map)
@@ -692,7 +683,8 @@ impl Presence {
     }
 
     /// First step of a sync: call it, then sync the object (the lock may be let go meanwhile), then
-    /// [`Self::finish_sync`] if that succeeded or [`Self::abort_sync`] if not.
+    /// [`Self::finish_sync`] if that succeeded or [`Self::abort_sync`] if not. One sync at a time: the
+    /// first to end speaks for all that was present when the last began.
     pub fn begin_sync(&mut self) {
         let unsynced = std::mem::replace(&mut self.unsynced, 0..0);
         // Another one may be under way.
@@ -705,9 +697,9 @@ impl Presence {
         }
     }
 
-    /// Last step of a sync: makes the map durable; the extents that were present at
-    /// [`Self::begin_sync`] survive a crash of the machine from now on.
-    pub fn finish_sync(&mut self) -> Result<()> {
+    /// The object is synced: the extents that were present at [`Self::begin_sync`] survive a crash of the
+    /// machine, once what is returned is synced as well, for which nobody needs the map.
+    pub fn finish_sync(&mut self) -> Result<WrittenMap> {
         let syncing = std::mem::replace(&mut self.syncing, 0..0);
         for index in self.existing(&syncing) {
             let state = self.states[index];
@@ -715,7 +707,8 @@ impl Presence {
                 self.set_state(index, (state & !SYNCING) | DURABLE);
             }
         }
-        self.sync_map()
+        self.save()?;
+        Ok(WrittenMap(self.file.clone()))
     }
 
     /// Of a range of extents those that there are: the file may have been cut.
@@ -726,9 +719,7 @@ impl Presence {
     /// Makes the map itself durable as it is.
     pub fn sync_map(&mut self) -> Result<()> {
         self.save()?;
-        let Some(file) = &self.file else { return Ok(()) };
-        fail_at!("store.presence.before_sync", file.0.label());
-        file.0.sync(true)
+        WrittenMap(self.file.clone()).sync()
     }
 
     /// Writes all of the map to its file once more: a sync of the file failed.
@@ -751,7 +742,7 @@ impl Presence {
     pub fn sync(&mut self, object: &dyn Bytes) -> Result<()> {
         self.begin_sync();
         match object.sync(false) {
-            Ok(()) => self.finish_sync(),
+            Ok(()) => self.finish_sync()?.sync(),
             Err(e) => {
                 self.abort_sync();
                 Err(e)

@@ -24,7 +24,7 @@ fn map_of_a_known_object_has_the_documented_bytes() {
     map.mark_dirty((1 << 20)..(1 << 20) + 1).unwrap();
     map.begin_sync();
     map.mark_clean((4 << 20)..(5 << 20) + 7).unwrap();
-    map.finish_sync().unwrap();
+    map.finish_sync().unwrap().sync().unwrap();
     map.set_len((5 << 20) + 3).unwrap();
     // 0x0102 * 0x9e3779b97f4a7c15 begins with the byte 0x73.
     let bytes = std::fs::read(dir.path().join("objects/73/0000000000000102.map")).unwrap();

@@ -146,15 +146,24 @@ impl Residency {
         self.heeding(file, || place.object.sync(data_only))
     }
 
-    /// Makes a part durable, and what says which part it is.
+    /// Makes a part durable, and what says which part it is. Who reads or writes the file meanwhile is not
+    /// held up: nothing waits for the device with the map in hand.
     pub(crate) fn sync_part(
         &self,
         file: &File,
         presence: &RwLock<Presence>,
         object: &dyn Object,
+        data_only: bool,
     ) -> Result<()> {
-        let mut presence = presence.write();
-        self.heeding(file, || presence.sync(object))
+        let _one_at_a_time = file.part_syncs.lock();
+        presence.write().begin_sync();
+        let synced = self.heeding(file, || object.sync(data_only));
+        if synced.is_err() {
+            presence.write().abort_sync();
+            return synced;
+        }
+        let map = presence.write().finish_sync();
+        self.heeding(file, || map?.sync())
     }
 
     /// Makes a spill file durable.

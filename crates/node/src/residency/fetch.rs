@@ -335,7 +335,7 @@ impl Residency {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
-        if !self.take_room(tier, charge) {
+        if self.check_length(size).is_err() || !self.take_room(tier, charge) {
             self.decide(Event::Removed { object: file.ino });
             return Ok(());
         }
@@ -642,12 +642,20 @@ impl Residency {
     /// A file all of whose extents are there loses its map: the next first open can bypass the
     /// daemon.
     pub(crate) fn finish_if_whole(&self, file: &FileRef) -> Result<()> {
+        let is_due = |place: &&TierObject| !place.is_marked_whole() && place.has_all_bytes();
+        {
+            let location = file.location.read();
+            let place = location.place.as_ref().filter(|_| !location.is_spilled()).filter(is_due);
+            let Some(place) = place else { return Ok(()) };
+            // Most of it, while the file is read: it may be gigabytes.
+            self.sync_object(file, place, true)?;
+        }
         let mut location = file.location.write();
         if location.is_spilled() {
             return Ok(());
         }
         let Some(place) = &mut location.place else { return Ok(()) };
-        if place.is_marked_whole() || !place.has_all_bytes() {
+        if !is_due(&&*place) {
             return Ok(());
         }
         let dirty = place.is_dirty();

@@ -68,6 +68,8 @@ pub struct File {
     pub gone: OnceLock<Attr>,
     /// Held by each sync that is under way: see `failed_syncs.rs`.
     pub syncing: RwLock<()>,
+    /// Held over the whole sync of a part, from the look at its map to the map on the device.
+    pub part_syncs: Mutex<()>,
 }
 
 /// Counts what may leave a mapping that programs store into without the daemon: opens and closes of
@@ -139,6 +141,7 @@ impl File {
             spill: Mutex::default(),
             syncs: Mutex::default(),
             syncing: RwLock::default(),
+            part_syncs: Mutex::default(),
             gone: OnceLock::new(),
         }
     }

@@ -156,15 +156,7 @@ impl Residency {
         let location = file.location.read();
         let Some(place) = &location.place else { return Ok(()) };
         let Some(presence) = &place.presence else { return self.sync_object(file, place, true) };
-        presence.write().begin_sync();
-        // Readers are not held up meanwhile.
-        let synced = self.sync_object(file, place, true);
-        let mut presence = presence.write();
-        if synced.is_err() {
-            presence.abort_sync();
-            return synced;
-        }
-        self.heeding(file, || presence.finish_sync())
+        self.sync_part(file, presence, &*place.object, true)
     }
 
     /// Makes durable what a file has here: its bytes, its header, its spill file and its names.
@@ -177,7 +169,7 @@ impl Residency {
                 // First: a start that finds a header which says that the file was synced looks for what
                 // was synced in the map.
                 if let Some(presence) = &place.presence {
-                    self.sync_part(file, presence, &*place.object)?;
+                    self.sync_part(file, presence, &*place.object, false)?;
                 }
                 self.note_sync(file, place)?;
                 // A sync of the data alone may leave out a header that says whose they are.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::local::LocalFile;
 use proptest::prelude::*;
 
 const EXTENT: u64 = 4096;
@@ -263,7 +264,7 @@ fn extent_marked_between_begin_and_finish_of_a_sync_is_not_durable() {
     map.mark_dirty(0..EXTENT).unwrap();
     map.begin_sync();
     map.mark_dirty(EXTENT..2 * EXTENT).unwrap();
-    map.finish_sync().unwrap();
+    map.finish_sync().unwrap().sync().unwrap();
     drop(map);
     let map = load_after_a_crash(&dir, false);
     assert!(map.is_present(0..EXTENT) && !map.is_present(EXTENT..EXTENT + 1));
@@ -310,11 +311,11 @@ fn sync_of_a_map_looks_only_at_what_changed_since_the_last_one() {
     // All of it is durable: there is nothing to look at.
     map.begin_sync();
     assert_eq!(map.syncing.len(), 0);
-    map.finish_sync().unwrap();
+    map.finish_sync().unwrap().sync().unwrap();
     map.mark_dirty(70_000 * EXTENT..70_003 * EXTENT).unwrap();
     map.begin_sync();
     assert_eq!(map.syncing.len(), 0, "what is overwritten was durable already");
-    map.finish_sync().unwrap();
+    map.finish_sync().unwrap().sync().unwrap();
     map.clear(5 * EXTENT..7 * EXTENT).unwrap();
     map.mark_clean(5 * EXTENT..7 * EXTENT).unwrap();
     map.begin_sync();
@@ -325,7 +326,7 @@ fn sync_of_a_map_looks_only_at_what_changed_since_the_last_one() {
     map.begin_sync();
     assert_eq!(map.syncing, 5..extents as usize + 1);
     map.set_len(6 * EXTENT).unwrap();
-    map.finish_sync().unwrap();
+    map.finish_sync().unwrap().sync().unwrap();
     drop(map);
     let map = load_after_a_crash(&dir, false);
     assert_eq!(map.present_bytes(), 6 * EXTENT);
