@@ -37,6 +37,7 @@ const OWN: &[&str] = &[
     "node.flush.half_done",
     "node.flush.in_place",
     "node.flush.in_place_copied",
+    "node.flush.spill_filled",
     "node.flush.spill_published",
     "node.flush.spill_noted",
     "node.spill.begin",

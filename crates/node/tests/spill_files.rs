@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Embedded, EmbeddedOptions, MetaStore, Options, Timestamp};
 use forebay_node::{AtOnce, Context, Ino, NodeConfig, NodeError, SetAttr, WritebackPolicy};
-use forebay_store::decorators::Transparent;
-use forebay_testing::wait_for;
+use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_testing::{wait_for, wait_until};
 use parking_lot::Mutex;
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
 
@@ -448,4 +448,100 @@ fn file_past_the_tier_when_others_take_it_while_its_writer_has_it_open_then_none
     rig.drain();
     same(&rig.plain("file"), &bytes, "in the backing store");
     assert_eq!(rig.node().writeback().conflicts().0, 0);
+}
+
+#[test]
+fn file_past_the_tier_when_written_during_its_write_back_then_no_half_of_that_is_published() {
+    let _alone = rig::alone();
+    let (rig, filler) = full();
+    let old = noise(2, 300 * KIB);
+    rig.put("file", &old);
+    let path = rig.backing().join("file");
+    let (first, at_second) = (AtomicU64::new(0), Arc::new(Mutex::new(None)));
+    let (come, arrived) = sync_channel(1);
+    let (go, gone) = sync_channel(1);
+    let (gone, seen) = (Mutex::new(gone), at_second.clone());
+    let _point = Point("node.flush.spill_filled");
+    fail::cfg_callback("node.flush.spill_filled", move || {
+        match first.fetch_add(1, Ordering::AcqRel) {
+            0 => {
+                come.send(()).unwrap();
+                let _ = gone.lock().recv_timeout(LIMIT);
+            }
+            _ => drop(seen.lock().get_or_insert_with(|| path.exists())),
+        }
+    })
+    .unwrap();
+    std::thread::scope(|scope| {
+        let (node, until) = (rig.node(), Instant::now() + LIMIT);
+        let drain = scope.spawn(move || node.writeback().drain(until, &mut |_| true).map(drop));
+        arrived.recv_timeout(LIMIT).expect("nobody writes back");
+        let fh = rig.open("file", libc::O_RDWR);
+        rig.write(fh, 100, b"newer");
+        go.send(()).unwrap();
+        wait_until("it is tried again", || at_second.lock().is_some());
+        rig.node().release(fh);
+        rig.node().release(filler);
+        drain.join().unwrap().unwrap();
+    });
+    rig.drain();
+    assert_eq!(*at_second.lock(), Some(false), "published as it never was");
+    let mut expected = old;
+    expected[100..105].copy_from_slice(b"newer");
+    same(&rig.plain("file"), &expected, "at the end");
+}
+
+/// Fails the first sync that follows a publication, and says so.
+struct FailsAfterCommit {
+    committed: AtomicBool,
+    tell: SyncSender<()>,
+}
+
+impl Interceptor for FailsAfterCommit {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        if operation == Operation::Sync && self.committed.swap(false, Ordering::AcqRel) {
+            let _ = self.tell.try_send(());
+            return Verdict::Fail(libc::EIO);
+        }
+        Verdict::Pass
+    }
+
+    fn after(&self, operation: Operation) {
+        if operation == Operation::Commit {
+            self.committed.store(true, Ordering::Release);
+        }
+    }
+}
+
+#[test]
+fn spill_file_when_published_and_the_directory_can_not_be_synced_then_nobody_writes_into_it() {
+    let (tell, told) = sync_channel(1);
+    let fails = FailsAfterCommit { committed: AtomicBool::new(false), tell };
+    let rig = Rig::new(&[MIB], Arc::new(fails), |_| {});
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, MIB - 8 * KIB));
+    let mut bytes = noise(2, 300 * KIB);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &bytes);
+    std::thread::scope(|scope| {
+        let ino = rig.ino("file");
+        let until = Instant::now() + LIMIT;
+        let node = rig.node();
+        let sync = scope.spawn(move || node.writeback().sync_subtree(ino, until, &mut |_| true));
+        told.recv_timeout(LIMIT).expect("nothing is published");
+        std::thread::sleep(Duration::from_millis(50));
+        let written = rig.node().write(&CONTEXT, fh, 100, b"newer");
+        same(&rig.plain("file"), &bytes, "what was published");
+        if written.is_ok() {
+            bytes[100..105].copy_from_slice(b"newer");
+        }
+        sync.join().unwrap().unwrap();
+    });
+    rig.write(fh, 200, b"later");
+    bytes[200..205].copy_from_slice(b"later");
+    for handle in [fh, filler] {
+        rig.node().release(handle);
+    }
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "at the end");
 }

@@ -70,3 +70,37 @@ fn file_beneath_which_the_store_restarts_when_nobody_reads_it_then_it_is_written
     assert!(store.said.load(Ordering::Relaxed) > 0, "the open file was not used");
     assert!(rig.plain("big") == expected);
 }
+
+/// A file of which a part went past the tier, over a version that is open; what it has to be.
+fn past_the_tier(store: &Arc<Restarted>) -> (Rig, Vec<u8>, u64) {
+    let rig = Rig::new(&[4 * KIB], store.clone(), |_| {});
+    let mut expected = noise(1, 8 * MIB);
+    std::fs::write(rig.backing().join("big"), &expected).unwrap();
+    let fh = rig.open("big", libc::O_RDWR);
+    let bytes = noise(2, 100 * KIB);
+    rig.write(fh, 3 * MIB + 3000, &bytes);
+    let at = 3 * MIB as usize + 3000;
+    expected[at..at + bytes.len()].copy_from_slice(&bytes);
+    assert!(rig.read_all(fh) == expected, "before the restart");
+    store.is.store(true, Ordering::Relaxed);
+    (rig, expected, fh)
+}
+
+#[test]
+fn file_past_the_tier_beneath_which_the_store_restarts_when_read_then_opened_anew() {
+    let store = Arc::new(Restarted::default());
+    let (rig, expected, fh) = past_the_tier(&store);
+    assert!(rig.read_all(fh) == expected, "what nobody has changed is read beneath");
+    assert!(store.said.load(Ordering::Relaxed) > 0, "the open file was not used");
+    rig.node().release(fh);
+}
+
+#[test]
+fn file_past_the_tier_beneath_which_the_store_restarts_when_closed_then_it_is_written_back() {
+    let store = Arc::new(Restarted::default());
+    let (rig, expected, fh) = past_the_tier(&store);
+    rig.node().release(fh);
+    rig.drain();
+    assert!(store.said.load(Ordering::Relaxed) > 0, "the open file was not used");
+    assert!(rig.plain("big") == expected);
+}

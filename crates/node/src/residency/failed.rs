@@ -152,7 +152,14 @@ impl Residency {
     /// still that version.
     pub(crate) fn drops_stale_base(&self, file: &File) -> bool {
         let location = file.location.read();
-        let Underlay::Backing(opened) = &location.base else { return false };
+        let opened = match &location.base {
+            Underlay::Backing(opened) => opened,
+            Underlay::Spill(spill) => match spill.version_below() {
+                Some(opened) => opened,
+                None => return false,
+            },
+            Underlay::Zeros => return false,
+        };
         let mut opened = opened.lock();
         let is_stale = |base: &Arc<dyn BackingFile>| {
             base.stat().is_err_and(|error| error.class() == ErrorClass::Stale)

@@ -44,6 +44,8 @@ pub struct Spill {
     acknowledged: AtomicBool,
     /// That is noted, durably.
     noted: AtomicBool,
+    /// It may stand under the name of its file, and the record does not know yet: nobody may change it.
+    published: AtomicBool,
 }
 
 /// What shows through a spill file that has only some of the extents.
@@ -93,7 +95,24 @@ impl Spill {
             seen: Mutex::new((size, stat.mtime)),
             acknowledged: acknowledged.into(),
             noted: acknowledged.into(),
+            published: AtomicBool::new(false),
         })
+    }
+
+    /// Whether it may stand under the name of its file already.
+    pub fn may_be_published(&self) -> bool {
+        self.published.load(Ordering::Acquire)
+    }
+
+    /// It is about to be published, or turned out not to be. The caller has the location for itself.
+    pub fn set_published(&self, published: bool) {
+        self.published.store(published, Ordering::Release);
+    }
+
+    /// What is under a public name is never changed. Until the publication is noted, which the backing store
+    /// has refused, who writes is told.
+    fn check_not_published(&self) -> Result<()> {
+        if self.may_be_published() { Err(Errno::IO.into()) } else { Ok(()) }
     }
 
     /// Whether a program may have been told that what is here lasts: whatever a crash of the machine
@@ -141,6 +160,7 @@ impl Spill {
     /// # Errors
     /// What the backing store says.
     pub fn set_len(&self, len: u64) -> Result<()> {
+        self.check_not_published()?;
         self.file().set_len(len)?;
         if let Some(over) = &self.over {
             over.has.write().set_len(len)?;
@@ -200,6 +220,11 @@ impl Spill {
         if let Some(over) = &self.over {
             *over.below.lock() = None;
         }
+    }
+
+    /// Where the version that shows through is kept open, if one does.
+    pub fn version_below(&self) -> Option<&Mutex<Option<Arc<dyn BackingFile>>>> {
+        self.over.as_ref().and_then(Over::version)
     }
 
     /// Whether what shows through is open.
@@ -433,6 +458,7 @@ impl Residency {
         range: Range<u64>,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
+        spill.check_not_published()?;
         let end = range.end;
         let mut has = spill.over.as_ref().map(|over| (over, over.has.write()));
         if let Some((over, has)) = &mut has {

@@ -178,7 +178,13 @@ impl Writeback {
             Some(spill) if (target.in_place || !gives) && own => {
                 self.flush_spill_in_place(&file, record, target, &spill)?
             }
-            Some(spill) => self.flush_spilled(&file, record, target, &spill)?,
+            Some(spill) => self.flush_spilled(
+                &file,
+                record,
+                target,
+                &spill,
+                Began { writes: seen, kept_open },
+            )?,
             None if in_place && own => self.flush_in_place(&file, record, target)?,
             None => self.flush_anew(&file, record, target, Began { writes: seen, kept_open })?,
         };
@@ -345,6 +351,18 @@ impl Writeback {
                 to.set_len(stat.size)?;
                 return Ok(Copied::As(stat.mtime));
             }
+            if at == 0 {
+                // A store that has no such files says so before all is copied.
+                to.set_len(stat.size)?;
+            }
+            if place.is_marked_whole() {
+                // Holes cost nothing, however long they are.
+                at = match place.bytes().seek_data(at) {
+                    Ok(data) => data.map_or(stat.size, |data| data.min(stat.size)),
+                    Err(error) if error.class() == ErrorClass::Unsupported => at,
+                    Err(error) => return Err(error.into()),
+                };
+            }
             let end = stat.size.min(at + PIECE);
             for run in place.absent(at..end) {
                 let run = run.start.max(at)..run.end.min(end);
@@ -432,19 +450,32 @@ impl Writeback {
         record: &Arc<Record>,
         target: &Target<'_>,
         spill: &Arc<Spill>,
+        began: Began,
     ) -> Result<Flushed> {
+        if spill.may_be_published() {
+            // Before anything is written to it.
+            if self.backing.open_spill(record.ino.0)?.is_none() {
+                return self.flushed_before(file, record, spill, target);
+            }
+            spill.set_published(false);
+        }
         let mtime = self.fill_spill(file, spill)?;
+        fail_at!("node.flush.spill_filled");
         let Some(mut fresh) = self.backing.open_spill(record.ino.0)? else {
-            return self.flushed_before(file, record, spill);
+            return self.flushed_before(file, record, spill, target);
         };
         self.copy_attributes(record, mtime, &**fresh.file())?;
         self.residency.heeding(file, || fresh.file().sync(false))?;
         // From here on nobody may write to what is going to be a published file.
         let mut location = file.location.write();
         let same = matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill));
-        if !same || !spill.is_complete() {
+        // What was written since may be here in part only: some of it on the tier, some in the spill file.
+        let is_newer = !began.kept_open && file.writes.load(Ordering::Acquire) != began.writes;
+        if !same || !spill.is_complete() || is_newer {
             return Ok(Flushed::Busy);
         }
+        // Until the record knows: an error may come after the deed.
+        spill.set_published(true);
         let published = self.publish_file(
             file,
             CopyOf { place: location.place(), began: None },
@@ -453,11 +484,17 @@ impl Writeback {
         );
         let flushed = match published {
             // Whoever opens the directory begins anew.
-            Err(error) if error.class() == Some(ErrorClass::Denied) => return Err(error),
-            // Before anybody can write to it again: an error may come after the deed.
+            Err(error) if error.class() == Some(ErrorClass::Denied) => {
+                spill.set_published(false);
+                return Err(error);
+            }
             Err(error) => match self.residency.published_spill(record) {
                 Ok(Some(found)) => Flushed::Done { fingerprint: found.fingerprint(), clean: false },
-                _ => return Err(error),
+                _ => {
+                    let stays = matches!(self.backing.open_spill(record.ino.0), Ok(Some(_)));
+                    spill.set_published(!stays);
+                    return Err(error);
+                }
             },
             flushed => flushed?,
         };
@@ -467,6 +504,8 @@ impl Writeback {
             fail_at!("node.flush.spill_published");
             self.residency.spill_published(file, &mut location, fingerprint)?;
             fail_at!("node.flush.spill_noted");
+        } else {
+            spill.set_published(false);
         }
         Ok(flushed)
     }
@@ -477,6 +516,7 @@ impl Writeback {
         file: &FileRef,
         record: &Record,
         spill: &Arc<Spill>,
+        target: &Target<'_>,
     ) -> Result<Flushed> {
         let mut location = file.location.write();
         if !matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill)) {
@@ -487,6 +527,7 @@ impl Writeback {
             return Err(rustix::io::Errno::IO.into());
         };
         let fingerprint = found.fingerprint();
+        self.backing.sync_held(std::slice::from_ref(target.dir))?;
         self.residency.spill_published(file, &mut location, fingerprint)?;
         Ok(Flushed::Done { fingerprint, clean: false })
     }
