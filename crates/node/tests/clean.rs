@@ -350,11 +350,11 @@ fn allocation_when_the_tier_is_full_then_the_file_is_longer() {
 fn allocation_when_neither_tier_nor_backing_store_has_the_room_then_no_space() {
     let rig = Rig::small(MIB);
     let fh = rig.create("new");
-    let refused = rig.node().fallocate(&CONTEXT, fh, 0, 1 << 60, 0).unwrap_err();
+    let refused = rig.node().fallocate(&CONTEXT, fh, 0, 1 << 41, 0).unwrap_err();
     assert!(refused.to_string().contains("space"), "{refused}");
     assert_eq!(rig.size("new"), 0);
     rig.write(fh, 0, b"still");
-    let refused = rig.node().fallocate(&CONTEXT, fh, 0, 1 << 60, libc::FALLOC_FL_KEEP_SIZE);
+    let refused = rig.node().fallocate(&CONTEXT, fh, 0, 1 << 41, libc::FALLOC_FL_KEEP_SIZE);
     assert!(refused.is_err(), "kept at its size");
     assert_eq!(rig.size("new"), 5);
     rig.node().release(fh);

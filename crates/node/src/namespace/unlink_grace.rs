@@ -183,9 +183,9 @@ impl Node {
         };
         // Opened at the last moment: whoever did has its record, and closes it.
         if self.let_orphan_go(&record) {
-            self.residency.note_removed(ino);
-            if !self.residency.is_open(ino) {
-                self.residency.discard_data(ino);
+            match self.residency.is_open(ino) {
+                true => self.residency.note_removed(ino),
+                false => self.residency.discard_soon(ino),
             }
         }
     }

@@ -229,10 +229,8 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>> {
-        let end = offset
-            .checked_add(data.len() as u64)
-            .filter(|&end| end <= i64::MAX as u64)
-            .ok_or(NodeError::Posix(Errno::FBIG))?;
+        let end = offset.checked_add(data.len() as u64).ok_or(NodeError::Posix(Errno::FBIG))?;
+        self.residency.check_length(end)?;
         self.drop_privileges(context, file)?;
         let written = self.write_to_tier(context, file, offset, data)?;
         if let Some(written) = written {

@@ -78,10 +78,8 @@ impl Node {
     ) -> Result<()> {
         let flags = FallocateFlags::from_bits_retain(u32::try_from(mode).unwrap_or(u32::MAX));
         let keep = flags.contains(FallocateFlags::KEEP_SIZE);
-        let end = offset
-            .checked_add(length)
-            .filter(|&end| end <= i64::MAX as u64)
-            .ok_or(NodeError::Posix(Errno::FBIG))?;
+        let end = offset.checked_add(length).ok_or(NodeError::Posix(Errno::FBIG))?;
+        self.residency.check_length(end)?;
         let rest = flags - FallocateFlags::KEEP_SIZE;
         let zero = rest == FallocateFlags::ZERO_RANGE;
         let punch = rest == FallocateFlags::PUNCH_HOLE && keep;

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use forebay_meta::Record;
 use parking_lot::RwLockWriteGuard;
-use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::error::{NodeError, Result};
+use crate::error::Result;
 use crate::failpoints::fail_at;
 use crate::node::Node;
 use crate::requests::in_use::InUse;
@@ -25,9 +24,7 @@ impl Node {
         record: &Arc<Record>,
         size: u64,
     ) -> Result<()> {
-        if size > i64::MAX as u64 {
-            return Err(NodeError::Posix(Errno::FBIG));
-        }
+        self.residency.check_length(size)?;
         self.writeback.check_writable_below(context, record)?;
         let file = self.residency.files.get(record.ino);
         if size == 0 && self.residency.troubles.is_lost(record.ino) {

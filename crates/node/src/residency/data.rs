@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_core::steward::Event;
 use forebay_core::unit;
 use forebay_meta::{Attr, Moment, Record, Times};
-use forebay_store::{Believed, ErrorClass};
+use forebay_store::{Believed, ErrorClass, Presence};
 use forebay_types::{FileKind, Ino, Timestamp};
 use rustix::io::Errno;
 
@@ -29,6 +29,8 @@ use crate::residency::unsettled::IN_HAND;
 
 /// How long `stat` waits for whoever changes where a file's bytes are; then the record counts.
 const ATTRIBUTES_WAIT: Duration = Duration::from_millis(50);
+/// Whoever has a file in hand for longer may wait for the backing store.
+const IN_HAND_WAIT: Duration = Duration::from_millis(10);
 /// How often an object is looked for that has just moved.
 const MAX_LOOKS: usize = 8;
 /// The longest step of the clock by which files get their times.
@@ -219,27 +221,50 @@ impl Residency {
         }
     }
 
+    /// Whether a file may become so long: a map must be possible of it, which it needs as soon as a tier has
+    /// only a part. Before anything is changed.
+    ///
+    /// # Errors
+    /// `EFBIG`.
+    pub(crate) fn check_length(&self, len: u64) -> Result<()> {
+        let longest = Presence::longest(self.config.extent_bytes).min(i64::MAX as u64);
+        if len <= longest { Ok(()) } else { Err(Errno::FBIG.into()) }
+    }
+
     /// Corrects a charge to what the object really takes up. The caller has the location for
     /// itself: a writer that has paid and not written yet would lose its charge.
     pub(crate) fn true_up(&self, file: &File, place: &TierObject) -> Result<()> {
         let _growing = place.charge.growing.lock();
         let real = place.allocated_bytes()?;
-        let charged = place.charge.bytes.swap(real, Ordering::AcqRel);
-        let room = &self.tiers[usize::from(place.tier)].room;
-        if real > charged {
-            // Only a passthrough writer can do that.
-            room.force(real - charged);
-        } else {
-            room.give(charged - real);
-        }
+        self.charge(file, place, real);
         place.charge.paid_end.store(place.end_of_blocks(), Ordering::Release);
+        Ok(())
+    }
+
+    /// As [`Residency::true_up`], beside others: what they have paid and not written yet stays charged. The
+    /// residency index has to know the charge before the file leaves the table.
+    fn charge_at_least(&self, file: &File, place: &TierObject) -> Result<()> {
+        let _growing = place.charge.growing.lock();
+        let real = place.allocated_bytes()?;
+        self.charge(file, place, real.max(place.charge.bytes()));
+        Ok(())
+    }
+
+    fn charge(&self, file: &File, place: &TierObject, bytes: u64) {
+        let charged = place.charge.bytes.swap(bytes, Ordering::AcqRel);
+        let room = &self.tiers[usize::from(place.tier)].room;
+        if bytes > charged {
+            // Only a passthrough writer can do that.
+            room.force(bytes - charged);
+        } else {
+            room.give(charged - bytes);
+        }
         self.set_resident(file.ino, place);
         self.decide(Event::Resident {
             object: file.ino,
             tier: unit::Tier(place.tier),
-            bytes: unit::Bytes(real),
+            bytes: unit::Bytes(bytes),
         });
-        Ok(())
     }
 
     /// The last writer has closed (or a sync asks): size and times go into the record, and the file
@@ -268,6 +293,9 @@ impl Residency {
                 None => return Ok(false),
             },
         };
+        if let Some(place) = location.place.as_ref().filter(|place| place.is_dirty()) {
+            self.charge_at_least(file, place)?;
+        }
         let one_at_a_time = file.times.lock();
         let (size, mtime) = match (&location.place, &location.base) {
             (Some(place), _) if place.is_dirty() => {
@@ -472,7 +500,20 @@ impl Residency {
     pub(crate) fn discard_forgotten(&self, ino: Ino) {
         self.above.let_go_of_rest(ino);
         let file = self.files.get(ino);
-        let mut location = file.location.write();
+        self.discard_in(ino, &mut file.location.write());
+    }
+
+    /// As [`Residency::discard_forgotten`], unless somebody has the file in hand for longer than a moment;
+    /// says whether it is gone.
+    pub(crate) fn discard_at_once(&self, ino: Ino) -> bool {
+        self.above.let_go_of_rest(ino);
+        let file = self.files.get(ino);
+        let Some(mut location) = file.location.try_write_for(IN_HAND_WAIT) else { return false };
+        self.discard_in(ino, &mut location);
+        true
+    }
+
+    fn discard_in(&self, ino: Ino, location: &mut DataLocation) {
         let place = location.place.take();
         // By what was noted: the record may be gone already, and nobody has looked at the spill file.
         let spilled = matches!(std::mem::take(&mut location.base), Underlay::Spill(_))

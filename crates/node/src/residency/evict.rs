@@ -7,14 +7,14 @@
 //! needs room takes that of removed files first (`free_room`).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::steward::{Action, Event};
 use forebay_core::unit::{self, Bytes};
 use forebay_meta::Record;
-use forebay_store::copy::{self, Cancel, Priority};
-use forebay_store::{ErrorClass, Header, Object, Presence};
+use forebay_store::copy::{self, Cancel, Limits, Permit, Priority};
+use forebay_store::{ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::Ino;
 
 use crate::context::Context;
@@ -22,7 +22,8 @@ use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
 use crate::residency::TierSlot;
-use crate::residency::data_location::{Charge, TierObject, Underlay};
+use crate::residency::data_location::{Charge, DataLocation, TierObject, Underlay};
+use crate::residency::files::FileRef;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
@@ -222,6 +223,11 @@ impl Residency {
             place.presence = Some(parking_lot::RwLock::new(presence));
             place.charge.paid_end.store(0, Ordering::Release);
         }
+        let DataLocation { place: Some(place), base, .. } = &mut *location else {
+            return Ok(false);
+        };
+        // Before the map says that these bytes are there: of a file that was made here zeros were beneath.
+        *base = Underlay::backing();
         let runs = match &place.presence {
             Some(presence) => presence.write().clear(keep..record.attr.size)?,
             None => Vec::new(),
@@ -230,10 +236,7 @@ impl Residency {
         for run in runs {
             place.object.punch(run.start, run.end - run.start)?;
         }
-        location.base = Underlay::backing();
-        if let Some(place) = &location.place {
-            self.true_up(&file, place)?;
-        }
+        self.true_up(&file, place)?;
         Ok(true)
     }
 
@@ -256,12 +259,12 @@ impl Residency {
         if !self.take_room(to, charged) {
             return Ok(false);
         }
-        let (object, size) = match self.copy_to_tier(ino, place, to) {
-            Ok(copied) => copied,
-            Err(error) => {
+        let (object, size) = match self.copy_to_tier(&file, place, to) {
+            Ok(Some(copied)) => copied,
+            not_copied => {
                 target.room.give(charged);
                 self.take_back_move(ino, place, to)?;
-                return Err(error);
+                return not_copied.map(|_| false);
             }
         };
         let old = &self.tiers[usize::from(from)];
@@ -293,21 +296,33 @@ impl Residency {
         Ok(true)
     }
 
-    /// Copies a whole object to another tier, where it is nothing until [`Residency::complete_move`].
-    fn copy_to_tier(&self, ino: Ino, place: &TierObject, to: u8) -> Result<(Arc<dyn Object>, u64)> {
+    /// Copies a whole object to another tier, where it is nothing until [`Residency::complete_move`]; `None`
+    /// if somebody wants the file meanwhile.
+    fn copy_to_tier(
+        &self,
+        file: &FileRef,
+        place: &TierObject,
+        to: u8,
+    ) -> Result<Option<(Arc<dyn Object>, u64)>> {
         let header = place.object.header()?;
         // Neither whole nor with a map nor dirty.
         let begun = Header { whole: false, dirty: false, writing: false, ..header };
-        let object = self.create_object(to, ino.0, &begun)?;
+        let object = self.create_object(to, file.ino.0, &begun)?;
         let stat = place.object.stat()?;
-        let limits = self.limits(Priority::Rebalance);
-        copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())?;
+        let nobody_waits = NobodyWaits { file: file.clone(), stopping: self.stopping.clone() };
+        let limits =
+            Limits { permit: Some(Arc::new(nobody_waits)), ..self.limits(Priority::Rebalance) };
+        match copy::copy_range(&*place.object, &*object, 0..stat.size, &limits, &Cancel::default())
+        {
+            Err(StoreError::Cancelled) => return Ok(None),
+            copied => copied?,
+        };
         object.set_len(stat.size)?;
         if place.is_dirty() {
             object.sync(false)?;
         }
         fail_at!("node.move.copied");
-        Ok((object, stat.size))
+        Ok(Some((object, stat.size)))
     }
 
     /// The copy on another tier counts from here on, and no longer the object that it was made of. If
@@ -397,6 +412,19 @@ impl Residency {
             Some(resident) => self.evict(ino, resident.tier),
             None => Ok(true),
         }
+    }
+}
+
+/// A file can't be opened while it is moved, which may take minutes: the move goes on as long as nobody wants to,
+/// nor does the daemon end.
+struct NobodyWaits {
+    file: FileRef,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Permit for NobodyWaits {
+    fn holds(&self) -> bool {
+        !self.file.is_open() && !self.stopping.load(Ordering::Acquire)
     }
 }
 

@@ -29,6 +29,8 @@ use crate::residency::Residency;
 const MAX: usize = 4096;
 /// Pause in which others come together: to wake a thread for each costs more than the work.
 const GATHER: Duration = Duration::from_millis(2);
+/// After this those are looked at again that somebody had in hand.
+const IN_HAND_PAUSE: Duration = Duration::from_millis(200);
 
 /// Name of the file with the notes, in the state directory.
 const NOTES: &str = "removed";
@@ -272,9 +274,10 @@ impl Residency {
     }
 
     fn attend_to_removals(&self) {
+        let mut pause = GATHER;
         loop {
-            std::thread::sleep(GATHER);
-            self.discard_removed();
+            std::thread::sleep(pause);
+            pause = if self.discard_removed() > 0 { IN_HAND_PAUSE } else { GATHER };
             let mut queue = self.removals.0.lock();
             // A daemon that comes to rest does not wait for its users to pause.
             if queue.files.is_empty() || self.stopping.load(Ordering::Acquire) {
@@ -288,8 +291,11 @@ impl Residency {
         }
     }
 
-    /// Drops the bytes of all removed files now: somebody needs their room, or the daemon ends.
-    pub(crate) fn discard_removed(&self) {
+    /// Drops the bytes of the removed files now: somebody needs their room, or the daemon ends. One that
+    /// somebody has in hand, who may wait for the backing store without end, goes later. Says how many
+    /// these are.
+    pub(crate) fn discard_removed(&self) -> usize {
+        let mut in_hand = Vec::new();
         loop {
             let files = std::mem::take(&mut self.removals.0.lock().files);
             // Else a removal that the power takes back would leave nothing of the file.
@@ -299,17 +305,26 @@ impl Residency {
             };
             let durable = !files.iter().any(dirty) || self.meta.sync().is_ok();
             if files.is_empty() {
-                return;
+                break;
             }
             // Opened at the last moment: whoever did discards the data at the end.
             for ino in files.into_iter().filter(|ino| !self.is_open(*ino)) {
                 // What is set aside is found by the next start.
-                self.defects.attempt(BackgroundKind::Tiering, ino.0, || match durable {
-                    true => self.discard_forgotten(ino),
-                    false => self.discard_data(ino),
+                let gone = self.defects.attempt(BackgroundKind::Tiering, ino.0, || match durable {
+                    true => self.discard_at_once(ino),
+                    false => {
+                        self.discard_data(ino);
+                        true
+                    }
                 });
+                in_hand.extend((gone == Some(false)).then_some(ino));
             }
         }
+        let left = in_hand.len();
+        if left > 0 {
+            self.removals.0.lock().files.extend(in_hand);
+        }
+        left
     }
 }
 
