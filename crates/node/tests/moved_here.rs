@@ -402,3 +402,22 @@ fn file_moved_here_when_its_copy_is_to_be_evicted_then_it_stays_until_it_is_writ
     rig.drain();
     assert!(rig.plain("renamed") == bytes && rig.get("renamed") == bytes);
 }
+
+/// Nobody has looked for its old name yet: that the backing store has the file is only believed.
+#[test]
+fn file_moved_here_when_evicted_before_its_old_name_is_found_gone_then_it_is_written() {
+    type Make = fn(&Rig) -> (Ino, Vec<u8>);
+    let moved: Make = |rig| unchanged_and_renamed(rig, true, removed_by_others);
+    let linked: Make = |rig| unchanged_and_linked(rig, true, removed_by_others);
+    for (make, name) in [(moved, "renamed"), (linked, "second")] {
+        let rig = rig();
+        let (ino, bytes) = make(&rig);
+        // It may have been written meanwhile, and have gone then.
+        rig.node().residency().evict_file(ino).unwrap();
+        rig.drain();
+        assert_eq!(rig.names_below(), [name]);
+        assert!(rig.plain(name) == bytes && rig.get(name) == bytes);
+        assert_eq!(rig.node().writeback().conflicts().0, 0);
+        assert!(rig.node().residency().evict_file(ino).unwrap(), "it is in line");
+    }
+}

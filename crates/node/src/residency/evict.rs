@@ -149,7 +149,7 @@ impl Residency {
             return Ok(false);
         }
         let kept = match self.meta.get(ino) {
-            Ok(record) => record.is_dirty() || record.pinned || stands_nowhere(&record),
+            Ok(record) => record.is_dirty() || record.pinned || may_stand_nowhere(&record),
             Err(error) => !matches!(error, forebay_meta::Error::Stale(_)),
         };
         if file.is_open() || kept {
@@ -199,7 +199,7 @@ impl Residency {
             drop(location);
             return self.evict(ino, tier);
         }
-        if file.is_open() || record.is_dirty() || record.pinned || stands_nowhere(&record) {
+        if file.is_open() || record.is_dirty() || record.pinned || may_stand_nowhere(&record) {
             return Ok(false);
         }
         let Some(place) = location.place.as_mut().filter(|place| place.tier == tier) else {
@@ -428,7 +428,8 @@ impl Permit for NobodyWaits {
     }
 }
 
-/// Whether a file has a name here and none in the backing store any more: nothing but its copy has it.
-fn stands_nowhere(record: &Record) -> bool {
-    record.backing.links.is_empty() && !record.links.is_empty()
+/// Whether a worker has yet to give a file the names that it has here. Those that it has in the backing store
+/// may be gone by now, or only be claimed: then nothing but its copy has it.
+fn may_stand_nowhere(record: &Record) -> bool {
+    !record.links.is_empty() && !record.links.same(&record.backing.links)
 }
