@@ -57,6 +57,8 @@ const OWN: &[&str] = &[
     "node.move.before_remove",
     "node.rename.decided",
     "node.rmdir.made",
+    "node.unlink.removed",
+    "node.orphan.released",
     "node.range.begin",
     "node.range.copy",
     "node.truncate.loaded",

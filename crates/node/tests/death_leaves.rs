@@ -123,3 +123,27 @@ fn file_that_no_tier_admits_when_the_death_comes_while_it_is_cut_then_it_is_ther
         same(&rig.plain("file"), &data[..MIB as usize], point);
     }
 }
+
+/// Nothing said that its object is nobody's any more: it was set aside, and fsck called it lost.
+#[test]
+fn written_file_when_the_death_comes_right_after_its_removal_then_nothing_of_it_is_set_aside() {
+    let _alone = rig::alone();
+    for (point, is_open) in [("node.unlink.removed", false), ("node.orphan.released", true)] {
+        let mut rig = Rig::small(8 * MIB);
+        rig.put("file", &noise(3, 300 * KIB));
+        let fh = is_open.then(|| rig.open("file", libc::O_RDONLY));
+        fail::cfg(point, "1*panic->off").unwrap();
+        let removed = std::panic::AssertUnwindSafe(|| {
+            rig.node().unlink(&CONTEXT, Ino::ROOT, b"file").unwrap();
+            fh.into_iter().for_each(|fh| rig.node().release(fh));
+        });
+        assert!(std::panic::catch_unwind(removed).is_err(), "{point} is not on the way");
+        fail::remove(point);
+        rig.crash();
+        let checked = rig.check(false);
+        assert_eq!(checked.problems, 0, "{point}: {:?}", checked.details);
+        rig.start();
+        assert_eq!(rig.node().residency().set_aside().files, 0, "{point}");
+        assert_eq!(rig.used(), 0, "{point}");
+    }
+}

@@ -10,7 +10,7 @@ use forebay_types::Ino;
 
 use super::Cluster;
 use crate::error::{NodeError, Result};
-use crate::residency::removals::tell_displaced;
+use crate::residency::removals::{Announced, tell_displaced};
 use crate::writeback::import::LIMBO;
 
 const PAUSE: Duration = Duration::from_millis(5);
@@ -150,10 +150,13 @@ impl Cluster {
         }
         let ino = record.ino;
         if self.is_left_orphan(record) {
-            if self.meta.release_orphan(ino, crate::clock::wall_time())? {
-                self.residency.discard_soon(ino);
+            let announced = self.residency.announce_removal(ino);
+            let released = self.meta.release_orphan(ino, crate::clock::wall_time());
+            match released {
+                Ok(true) => self.residency.discard_soon(ino),
+                _ => announced.iter().for_each(Announced::take_back),
             }
-            return Ok(true);
+            return Ok(released.map(|_| true)?);
         }
         if record.is_behind() {
             return Ok(false);

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::hand_over_state::RemovedInode;
 use crate::node::Node;
+use crate::residency::removals::Announced;
 use crate::residency::synced::Replacing;
 
 use super::acl::{self, Acl};
@@ -342,13 +343,19 @@ impl Node {
             open
         };
         self.note_leaving(&before);
-        let unlinked = self.meta.unlink_asking(dir, name, clock::wall_time(), &in_use)?;
+        let announced =
+            (before.attr.nlink <= 1).then(|| self.residency.announce_removal(before.ino)).flatten();
+        let unlinked = self
+            .meta
+            .unlink_asking(dir, name, clock::wall_time(), &in_use)
+            .inspect_err(|_| announced.iter().for_each(Announced::take_back))?;
+        fail::fail_point!("node.unlink.removed");
         if old || before.ino != unlinked.record.ino {
             // Somebody else was quicker, and it is another file of that name that was removed; or it
             // was changed by another node.
             before = self.stat(&unlinked.record);
         }
-        self.after_removal(before, &unlinked);
+        self.after_removal(before, &unlinked, announced);
         self.note_name_went(&unlinked.record, NameIn::new(dir, name));
         self.writeback.conflict_name_went(dir, name);
         fail::fail_point!("node.unlink.done");
@@ -385,7 +392,7 @@ impl Node {
         let unlinked = self.meta.rmdir(dir, name, clock::wall_time(), false)?;
         fail::fail_point!("node.rmdir.made");
         let same = unlinked.record.ino == record.ino;
-        self.after_removal(before, &unlinked);
+        self.after_removal(before, &unlinked, None);
         self.note_name_went(&unlinked.record, NameIn::new(dir, name));
         self.writeback.conflict_name_went(dir, name);
         if same {
@@ -431,7 +438,11 @@ impl Node {
         self.names.removed_inodes.has_directory(ino)
     }
 
-    fn after_removal(&self, before: Stat, unlinked: &Unlinked) {
+    fn after_removal(&self, before: Stat, unlinked: &Unlinked, announced: Option<Announced<'_>>) {
+        let is_noted = announced.as_ref().is_some_and(|it| it.is_of(before.ino));
+        if !(is_noted && unlinked.gone) {
+            announced.iter().for_each(Announced::take_back);
+        }
         if unlinked.record.links.is_empty() {
             self.remember_removed(before.ino, before.attr);
         } else {
@@ -441,6 +452,7 @@ impl Node {
         if unlinked.gone {
             match self.residency.is_open(before.ino) {
                 true => self.residency.note_removed(before.ino),
+                false if is_noted => self.residency.discard_announced(before.ino),
                 false => self.residency.discard_soon(before.ino),
             }
         }
@@ -511,7 +523,7 @@ impl Node {
             let known = known
                 .filter(|known| known.ino == replaced.record.ino)
                 .unwrap_or_else(|| self.stat(&replaced.record));
-            self.after_removal(known, replaced);
+            self.after_removal(known, replaced, None);
             if seen == Some(replaced.record.ino) {
                 self.names.removed_inodes.remember_xattrs(replaced.record.ino, xattrs);
             }

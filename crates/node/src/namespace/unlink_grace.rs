@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use crate::clock;
 use crate::error::Result;
 use crate::node::Node;
+use crate::residency::removals::Announced;
 use crate::waits;
 
 /// How long a replaced file can still be opened.
@@ -203,7 +204,9 @@ impl Node {
                 return false;
             }
         }
+        let announced = self.residency.announce_removal(ino);
         if let Err(error) = self.meta.release_orphan(ino, clock::wall_time()) {
+            announced.iter().for_each(Announced::take_back);
             if self.names.unlink_grace.0.lock().refused.insert(ino) {
                 tracing::warn!(
                     %ino,
@@ -214,14 +217,17 @@ impl Node {
             self.let_go_later(ino);
             return false;
         }
+        fail::fail_point!("node.orphan.released");
         self.names.unlink_grace.0.lock().refused.remove(&ino);
-        match self.meta.get(ino) {
+        let is_gone = match self.meta.get(ino) {
             Ok(record) => {
                 self.queue(&record);
                 record.links.is_empty() && !record.is_owed_to_unseen_names()
             }
             Err(error) => matches!(error, MetaError::Stale(_)),
-        }
+        };
+        announced.iter().filter(|_| !is_gone).for_each(Announced::take_back);
+        is_gone
     }
 
     /// A file is about to lose its last known name, and perhaps has others in directories that are not

@@ -2,11 +2,11 @@
 //!
 //! The namespace has forgotten such a file; to remove its object is housekeeping that grows with the
 //! file. If the daemon dies before it is done, the next start finds objects without a record. A clean
-//! one is a copy and goes. A dirty one goes only if it was noted before (`removed` in the state
-//! directory, 8 bytes a file): without a note it may be that the namespace has lost its record, and it
+//! one is a copy and goes. A dirty one goes only if it was noted (`removed` in the state directory, 8 bytes
+//! a file) before the record went: without a note it may be that the namespace has lost its record, and it
 //! is set aside. So is a spill file; of that the namespace itself notes the removal, with the
-//! removal. Bytes that the backing store lacks stay until the namespace is durable: many files share one
-//! sync of it.
+//! removal. A note of a file that has its record still says nothing, and is taken back. Bytes that the
+//! backing store lacks stay until the namespace is durable: many files share one sync of it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -84,6 +84,32 @@ struct RemovalQueue {
     files: VecDeque<Ino>,
     /// A job sees to them.
     attended: bool,
+    /// Removals that are noted, and of which no file waits here yet.
+    announced: usize,
+}
+
+/// A removal that is noted before it is done. The note is not forgotten as long as this is there.
+pub(crate) struct Announced<'a> {
+    residency: &'a Residency,
+    ino: Ino,
+}
+
+impl Announced<'_> {
+    /// The file has its record still: its object is nobody's only if it is removed later.
+    pub(crate) fn take_back(&self) {
+        self.residency.write_note(!self.ino.0);
+    }
+
+    /// Whether it is about this inode.
+    pub(crate) fn is_of(&self, ino: Ino) -> bool {
+        self.ino == ino
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.residency.removals.0.lock().announced -= 1;
+    }
 }
 
 impl Residency {
@@ -109,22 +135,40 @@ impl Residency {
         }
     }
 
-    /// Notes that a file was removed, if what it leaves would be taken for the only copy.
-    pub(crate) fn note_removed(&self, ino: Ino) {
+    /// A file is about to be removed: notes it, if what it leaves would be taken for the only copy.
+    pub(crate) fn announce_removal(&self, ino: Ino) -> Option<Announced<'_>> {
         if !self.residents.get(ino.0).is_some_and(|resident| resident.dirty) {
-            return;
+            return None;
         }
-        if !self.peers.changes_namespace_alone() {
-            self.removals.3.lock().removed.insert(ino.0);
-        }
+        self.removals.0.lock().announced += 1;
         self.note_removal(ino);
+        Some(Announced { residency: self, ino })
     }
 
-    /// As [`Residency::note_removed`], whatever the file has on the tiers: that need not be known yet.
+    /// Notes that a file was removed, if what it leaves would be taken for the only copy.
+    pub(crate) fn note_removed(&self, ino: Ino) {
+        if self.announce_removal(ino).is_some() {
+            self.note_tomb(ino);
+        }
+    }
+
+    fn note_tomb(&self, ino: Ino) {
+        if !self.peers.changes_namespace_alone()
+            && self.residents.get(ino.0).is_some_and(|resident| resident.dirty)
+        {
+            self.removals.3.lock().removed.insert(ino.0);
+        }
+    }
+
+    /// As [`Residency::announce_removal`], whatever the file has on the tiers: that need not be known yet.
     pub(crate) fn note_removal(&self, ino: Ino) {
+        self.write_note(ino.0);
+    }
+
+    fn write_note(&self, note: u64) {
         if let Some(mut file) = self.removals.1.get() {
             // Without a note it is set aside, should the daemon die now.
-            drop(file.write_all(&ino.0.to_le_bytes()));
+            drop(file.write_all(&note.to_le_bytes()));
         }
     }
 
@@ -183,7 +227,13 @@ impl Residency {
 
     /// Drops the bytes of a removed file that nobody uses, in a moment.
     pub(crate) fn discard_soon(&self, ino: Ino) {
-        self.note_removed(ino);
+        let _announced = self.announce_removal(ino);
+        self.discard_announced(ino);
+    }
+
+    /// As [`Residency::discard_soon`], of a file whose removal was noted before.
+    pub(crate) fn discard_announced(&self, ino: Ino) {
+        self.note_tomb(ino);
         let mut queue = self.removals.0.lock();
         if queue.files.len() >= MAX {
             drop(queue);
@@ -283,7 +333,7 @@ impl Residency {
             if queue.files.is_empty() || self.stopping.load(Ordering::Acquire) {
                 queue.attended = false;
                 let notes = self.removals.1.get().and_then(|file| file.metadata().ok());
-                if notes.is_some_and(|notes| notes.len() > MAX_NOTES) {
+                if queue.announced == 0 && notes.is_some_and(|notes| notes.len() > MAX_NOTES) {
                     self.forget_removal_notes();
                 }
                 return;
@@ -328,11 +378,19 @@ impl Residency {
     }
 }
 
-/// Which files were removed and may have left something on a tier, by the notes in a state directory.
+/// Which files were removed and may have left something on a tier, by the notes in a state directory. The
+/// complement of a number takes one note of it back: several may have been about to remove the same file.
 pub(crate) fn noted_removals(state_dir: &Path) -> HashSet<u64> {
     let bytes = std::fs::read(state_dir.join(NOTES)).unwrap_or_default();
-    let notes = bytes.chunks_exact(8).filter_map(|note| note.try_into().ok());
-    notes.map(u64::from_le_bytes).collect()
+    let mut noted: HashMap<u64, usize> = HashMap::new();
+    for note in bytes.chunks_exact(8).filter_map(|note| note.try_into().ok()) {
+        let note = u64::from_le_bytes(note);
+        match noted.get_mut(&!note) {
+            Some(times) => *times = times.saturating_sub(1),
+            None => *noted.entry(note).or_default() += 1,
+        }
+    }
+    noted.into_iter().filter(|(_, times)| *times > 0).map(|(ino, _)| ino).collect()
 }
 
 /// Files of others that commits have displaced.
@@ -342,5 +400,21 @@ pub(crate) fn tell_displaced(kept: &[std::ffi::OsString]) {
             ?kept,
             "a file of others was displaced by an interrupted flush; it is in .forebay/limbo"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn note_of_a_removal_when_it_did_not_take_place_then_as_many_fewer_count() {
+        let dir = forebay_testing::new_dir(forebay_testing::memory(), "forebay-removals");
+        let notes = [1, 7, 9, !9, 9, !7, 5, 5, !5, 8, !1, !8];
+        let bytes: Vec<u8> = notes.into_iter().flat_map(u64::to_le_bytes).collect();
+        std::fs::write(dir.join(NOTES), bytes).unwrap();
+        let noted = noted_removals(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(noted, HashSet::from([5, 9]));
     }
 }
