@@ -3,9 +3,11 @@
 mod rig;
 
 use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use forebay_node::metrics::Op;
 use forebay_node::{Ino, NodeError};
@@ -170,4 +172,94 @@ fn directory_that_lists_slowly_when_others_change_it_all_the_time_then_most_of_t
     let listings = slow.0.load(Ordering::Relaxed) - listed;
     assert!((1..=2).contains(&listings), "{listings} listings in {:?}", begun.elapsed());
     assert!(wait_for(LIMIT, || names() == made), "{made} files of others");
+}
+
+/// The time of a directory here, and the one that the store has.
+fn times(rig: &Rig, dir: &str) -> [(i64, i64); 2] {
+    let here = rig.node().getattr(&CONTEXT, rig.ino(dir)).unwrap().attr.mtime;
+    let below = std::fs::metadata(rig.backing().join(dir)).unwrap();
+    [(here.sec, i64::from(here.nsec)), (below.mtime(), below.mtime_nsec())]
+}
+
+fn set_time_below(rig: &Rig, dir: &str, sec: u64) {
+    let dir = std::fs::File::open(rig.backing().join(dir)).unwrap();
+    dir.set_modified(UNIX_EPOCH + Duration::from_secs(sec)).unwrap();
+}
+
+#[test]
+fn time_of_a_directory_when_others_set_it_then_it_is_seen_unless_another_is_due_here() {
+    let rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    let refresh = || rig.node().writeback().refresh(Path::new(""), &mut |_| true).unwrap();
+    for dir in ["just-set", "filled", "ours", "never-listed"] {
+        std::fs::create_dir(rig.backing().join(dir)).unwrap();
+        std::fs::write(rig.backing().join(dir).join("file"), b"bytes").unwrap();
+    }
+    let list = |ino| rig.node().read_dir(&CONTEXT, ino, 0, 100, false, &mut |_| true).unwrap();
+    list(Ino::ROOT);
+    ["just-set", "filled", "ours"].into_iter().for_each(|dir| list(rig.ino(dir)));
+    for year in 1..3 {
+        set_time_below(&rig, "just-set", year * 31_000_000);
+        set_time_below(&rig, "never-listed", year * 32_000_000);
+        std::fs::create_dir(rig.backing().join(format!("filled/{year}"))).unwrap();
+        set_time_below(&rig, "filled", year * 30_000_000);
+        refresh();
+        for dir in ["just-set", "filled", "never-listed"] {
+            let [here, below] = times(&rig, dir);
+            assert_eq!(here, below, "{dir}");
+        }
+    }
+    // What was made here is later, also where it is not there yet when theirs is seen.
+    for is_drained in [false, true] {
+        std::thread::sleep(Duration::from_millis(20));
+        rig.node()
+            .mkdir(&CONTEXT, rig.ino("ours"), [b'a' + u8::from(is_drained)].as_slice(), 0o755, 0)
+            .unwrap();
+        let [ours, _] = times(&rig, "ours");
+        if is_drained {
+            rig.drain();
+        } else {
+            set_time_below(&rig, "ours", 33_000_000);
+            refresh();
+            assert_eq!(times(&rig, "ours")[0], ours);
+            rig.drain();
+        }
+        assert_eq!(times(&rig, "ours"), [ours, ours]);
+        refresh();
+        assert_eq!(times(&rig, "ours"), [ours, ours], "nobody has set another one");
+    }
+    set_time_below(&rig, "ours", 34_000_000);
+    refresh();
+    assert_eq!(times(&rig, "ours")[0], (34_000_000, 0));
+}
+
+/// The next daemon took the time of the write-back for one that others had set.
+#[test]
+fn time_of_a_directory_when_the_daemon_dies_amid_the_write_back_of_its_files_then_it_stays() {
+    let _alone = rig::alone();
+    let mut rig = Rig::new(&[16 * MIB], Arc::new(Transparent), |_| {});
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    std::fs::write(rig.backing().join("dir/file"), b"bytes").unwrap();
+    set_time_below(&rig, "dir", 31_000_000);
+    let list = |rig: &Rig, ino| {
+        rig.node().read_dir(&CONTEXT, ino, 0, 100, false, &mut |_| true).unwrap();
+    };
+    let dir = rig.ino("dir");
+    list(&rig, dir);
+    let before = times(&rig, "dir");
+    let ino = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+    let fh = rig.node().open(&CONTEXT, ino, libc::O_WRONLY | libc::O_TRUNC).unwrap().fh;
+    rig.write(fh, 0, b"others");
+    rig.node().release(fh);
+    fail::cfg("node.flush.published", "1*panic->off").unwrap();
+    let written = std::panic::AssertUnwindSafe(|| rig.node().writeback().reconcile(ino));
+    assert!(std::panic::catch_unwind(written).is_err(), "it was not published");
+    fail::remove("node.flush.published");
+    rig.crash();
+    rig.start();
+    list(&rig, Ino::ROOT);
+    list(&rig, dir);
+    assert_eq!(times(&rig, "dir")[0], before[0]);
+    rig.drain();
+    rig.node().writeback().refresh(Path::new(""), &mut |_| true).unwrap();
+    assert_eq!(times(&rig, "dir"), before);
 }

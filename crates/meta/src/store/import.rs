@@ -291,6 +291,27 @@ impl MetaStore {
         })
     }
 
+    /// Others have set the time of a directory that had the time `known` when it was last as here: it has the
+    /// new one, unless it has yet another one here. Says whether it has.
+    ///
+    /// # Errors
+    /// `Stale`.
+    pub fn replace_time(&self, dir: Ino, known: Timestamp, theirs: &Fingerprint) -> Result<bool> {
+        self.retry(|| {
+            let _locked = self.lock(&[dir]);
+            let before = self.load_locked(dir)?.ok_or(Error::Stale(dir))?;
+            if !before.is_directory() || before.differs() || before.attr.mtime != known {
+                return Ok(false);
+            }
+            let mut draft = Draft::new(self);
+            let attr = &mut draft.edit(dir)?.attr;
+            attr.mtime = theirs.mtime;
+            attr.ctime = attr.ctime.max(theirs.ctime);
+            draft.commit()?;
+            Ok(true)
+        })
+    }
+
     /// The entries of a directory were changed by others at this time: it is that of the directory, unless
     /// something of it was changed here later. Says whether that was not so.
     ///

@@ -112,8 +112,10 @@ impl Writeback {
         for file in &stage.files {
             let staged = file.writeback.staged.lock();
             let Some(staged) = &*staged else { continue };
+            let Ok(record) = self.meta.get(file.ino) else { continue };
+            self.entries_will_change(record.links.only().map(|link| link.parent).into_iter());
             // What is under way is not to be forgotten.
-            if self.meta.get(file.ino).is_ok_and(|record| record.backing.pending.is_none()) {
+            if record.backing.pending.is_none() {
                 let pending = staged.temporary.pending()?;
                 self.meta.intend_ahead(file.ino, pending)?;
             }

@@ -490,9 +490,8 @@ impl Writeback {
         if self.is_not_in_backing(&record) {
             return Ok(());
         }
-        if !record.listed {
-            let known = !self.meta.entries_plus(dir, 0, 1)?.is_empty();
-            return if known { self.list_directory(dir) } else { Ok(()) };
+        if !record.listed && !self.meta.entries_plus(dir, 0, 1)?.is_empty() {
+            return self.list_directory(dir);
         }
         let until = clock::now() + self.config.backing_timeout;
         let _flight = loop {
@@ -504,7 +503,11 @@ impl Writeback {
                 None => {}
             }
         };
-        match self.in_directory(dir, |handle| self.list_again(dir, handle)) {
+        let compare = |handle: &Dir| match record.listed {
+            true => self.list_again(dir, handle),
+            false => self.compare_listed_directory(dir, handle).map(drop),
+        };
+        match self.in_directory(dir, compare) {
             Err(error) if error.class() == Some(ErrorClass::NotFound) => {
                 self.directory_not_found(dir)
             }
@@ -791,5 +794,7 @@ fn has_version(record: &Record) -> bool {
 /// What is known of a directory whose entries are to be listed, whatever it looks like then.
 pub(super) fn unlisted(print: Fingerprint) -> Fingerprint {
     let never = Timestamp::default();
-    Fingerprint { mtime: never, ctime: never, ..print }
+    // The modification time tells whether others have set it; where there is no change time it has to differ.
+    let mtime = if print.ctime == never { never } else { print.mtime };
+    Fingerprint { mtime, ctime: never, ..print }
 }

@@ -1,6 +1,6 @@
 //! Attributes of known directories: the mode and the owner that others give to one are taken over when
 //! its own entries, or those of the directory above it, are looked at; its extended attributes, access
-//! lists among them, with its own entries, and its time if others have changed these. What the backing
+//! lists among them, and its time, with its own entries. What the backing
 //! store refused is kept, as long as nobody changes there what it has in its place.
 
 use std::ffi::OsStr;
@@ -81,6 +81,7 @@ impl Writeback {
         if record.differs() || is_another {
             return Ok(true);
         }
+        self.take_over_set_time(dir, handle)?;
         match self.is_directory_as_known(&record, &found)? {
             true => self.take_over_xattrs(&record, &found),
             false => self.compare_directory(dir),
@@ -111,6 +112,18 @@ impl Writeback {
         }
         let below = self.backing.stat(handle, OsStr::new(""))?;
         if self.meta.advance_times(dir, below.mtime)? {
+            self.residency.forget_object(dir, false);
+        }
+        Ok(())
+    }
+
+    /// Others have set the time of a directory, or changed it with its entries: it is theirs, unless it is
+    /// another one here, or about to be set there again.
+    fn take_over_set_time(&self, dir: Ino, handle: &Dir) -> Result<()> {
+        if let Some((known, theirs)) = self.time_of_others(dir, handle)?
+            && !self.is_time_due(dir)?
+            && self.meta.replace_time(dir, known, &theirs)?
+        {
             self.residency.forget_object(dir, false);
         }
         Ok(())

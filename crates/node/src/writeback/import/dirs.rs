@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_meta::{Error as MetaError, Link, Record};
 use forebay_store::backing::{Access, PRIVATE};
 use forebay_store::{BackingFile, Dir, ErrorClass};
-use forebay_types::{Fingerprint, Ino};
+use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
@@ -591,10 +591,30 @@ impl OwnChanges {
 }
 
 impl Writeback {
-    /// Makes a change that alters the given directories of the backing store, so that it is not
+    /// Makes a change of entries of the given directories of the backing store, so that it is not
     /// taken for a change by others: if a directory looked as known before, what it looks like
     /// afterwards is known too.
     pub(crate) fn own_change<T>(
+        &self,
+        dirs: &[(Ino, &Dir)],
+        operation: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.entries_will_change(dirs.iter().map(|(dir, _)| *dir));
+        self.own_change_of_attributes(dirs, operation)
+    }
+
+    /// Entries of directories of the backing store are about to be changed, and with them the times, which are
+    /// to be set again then. That is noted first: the next daemon would take the time of a change of which
+    /// nobody has told it for one that others have set. Where a sync of the namespace comes before the change,
+    /// this is called before that.
+    pub(crate) fn entries_will_change(&self, dirs: impl Iterator<Item = Ino>) {
+        if self.config.coherence != Coherence::Exclusive {
+            self.times_are_due(dirs.filter(|dir| *dir != LIMBO).map(|dir| dir.0));
+        }
+    }
+
+    /// As [`Writeback::own_change`], of nothing but what the directories are themselves.
+    pub(crate) fn own_change_of_attributes<T>(
         &self,
         dirs: &[(Ino, &Dir)],
         operation: impl FnOnce() -> Result<T>,
@@ -659,9 +679,9 @@ impl Writeback {
     pub(crate) fn doubt_listing(&self, dir: Ino) -> Result<()> {
         // With nobody between two looks at it, after which it would be known.
         let mut stripe = self.imports.own_changes.lock(dir);
-        stripe.remove(&dir.0);
+        let latest = stripe.remove(&dir.0);
         let Some(record) = self.record_if_any(dir)? else { return Ok(()) };
-        let known = record.backing.fingerprint.unwrap_or_default();
+        let known = latest.or(record.backing.fingerprint).unwrap_or_default();
         match self.meta.set_listed(dir, unlisted(known)) {
             Ok(_) | Err(MetaError::Stale(_)) => Ok(()),
             Err(error) => Err(error.into()),
@@ -688,6 +708,31 @@ impl Writeback {
         }
         let print = attributes.fingerprint();
         Ok((known == Some(print), print))
+    }
+
+    /// What a directory of the backing store looks like if its time was changed, and not by this mount; and
+    /// the time that it had when it was last known to be as here.
+    pub(super) fn time_of_others(
+        &self,
+        dir: Ino,
+        handle: &Dir,
+    ) -> Result<Option<(Timestamp, Fingerprint)>> {
+        let stripe = self.imports.own_changes.lock(dir);
+        let record = self.meta.get(dir)?;
+        let known = match stripe.get(&dir.0).or(record.backing.fingerprint.as_ref()) {
+            Some(print) => print.mtime,
+            // Nobody has changed anything in it here.
+            None if !record.listed
+                && self.meta.entries_plus(dir, 0, 1)?.is_empty()
+                && self.meta.stale_names(dir)?.is_empty() =>
+            {
+                record.attr.mtime
+            }
+            None => return Ok(None),
+        };
+        let now = self.backing.stat(handle, OsStr::new(""))?.fingerprint();
+        let is_known = known != Timestamp::default();
+        Ok((is_known && now.mtime != known).then_some((known, now)))
     }
 
     fn print_of(&self, dir: &Dir) -> Option<Fingerprint> {

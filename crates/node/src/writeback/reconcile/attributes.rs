@@ -65,7 +65,9 @@ impl Writeback {
             }
         }
         self.forget_refused(work.ino());
-        self.own_change(&changed, || self.set_where_they_differ(&record, &object, &before))?;
+        self.own_change_of_attributes(&changed, || {
+            self.set_where_they_differ(&record, &object, &before)
+        })?;
         work.attributes_done();
         if xattrs {
             work.xattrs_done();
@@ -312,8 +314,15 @@ impl Writeback {
         self.times_are_due([dir.0].into_iter());
     }
 
+    /// Whether the time that a directory has here is yet to be set in the backing store. The note is there until
+    /// it is, also while somebody is at it, and where that has failed.
+    pub(crate) fn is_time_due(&self, dir: Ino) -> Result<bool> {
+        Ok(self.reconciler.entries_written.lock().contains(&dir.0)
+            || self.meta.setting(&written_setting(dir.0))?.is_some())
+    }
+
     /// Notes directories whose times are to be set. Says whether there are many of them by now.
-    fn times_are_due(&self, dirs: impl Iterator<Item = u64>) -> bool {
+    pub(crate) fn times_are_due(&self, dirs: impl Iterator<Item = u64>) -> bool {
         let (new, many) = {
             let mut written = self.reconciler.entries_written.lock();
             let new: Vec<u64> = dirs.filter(|dir| written.insert(*dir)).collect();
@@ -321,6 +330,7 @@ impl Writeback {
         };
         // For the daemon that comes after this one. Between nodes it would be a round trip each.
         for dir in new.into_iter().filter(|_| self.residency.peers.changes_namespace_alone()) {
+            tracing::debug!(dir, "the time of a directory is to be set");
             if let Err(error) = self.meta.set_setting(&written_setting(dir), &[]) {
                 tracing::debug!(dir, %error, "the times of a directory may stay wrong");
             }
@@ -394,7 +404,9 @@ impl Writeback {
         if found.mtime == record.attr.mtime {
             return Ok(None);
         }
-        self.own_change(&[(dir, &handle)], || self.set_times(&record, &handle, false))?;
+        self.own_change_of_attributes(&[(dir, &handle)], || {
+            self.set_times(&record, &handle, false)
+        })?;
         self.settle_directory(dir)?;
         Ok(Some(handle))
     }

@@ -85,7 +85,7 @@ impl Writeback {
         // Others may have closed it, which is to stay.
         self.mode_is_due(dir, Some(found.mode))?;
         let set = SetAttributes { mode: Some(found.mode | OPEN), ..SetAttributes::default() };
-        let changed = self.own_change(&[(dir, &handle)], || {
+        let changed = self.own_change_of_attributes(&[(dir, &handle)], || {
             Ok(self.backing.set_attributes(&handle, OsStr::new(""), &set)?)
         });
         match changed {

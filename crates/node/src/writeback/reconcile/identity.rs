@@ -211,6 +211,7 @@ impl Writeback {
                 && !was_changed(&record, found)
         };
         let own = found.filter(unreported).map(Attributes::fingerprint);
+        self.entries_will_change(record.links.only().map(|link| link.parent).into_iter());
         in_hand(self.meta.intend(ino, own, pending))?;
         // Of a staged file it was noted before, together with others.
         if record.backing.pending != Some(pending) {

@@ -309,6 +309,8 @@ impl Writeback {
         };
         let mut changed = vec![(to.parent, to_dir)];
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
+        let dirs = changed.iter().map(|(dir, _)| *dir);
+        self.entries_will_change(dirs.chain([from.parent]));
         self.meta.sync()?;
         if from.parent == LIMBO {
             let key = work.ino().0;

@@ -299,13 +299,14 @@ impl Writeback {
     pub(super) fn put_aside(&self, work: &mut Work<'_>, link: &Link, dir: &Dir) -> Result<()> {
         let limbo = parked_link(work.ino());
         self.claim(work, &limbo)?;
-        self.meta.sync()?;
         let itself = match work.record.is_directory() {
             true => self.backing_dir(work.ino()).ok(),
             false => None,
         };
         let mut changed = vec![(link.parent, dir)];
         changed.extend(itself.as_ref().map(|dir| (work.ino(), dir)));
+        self.entries_will_change(changed.iter().map(|(dir, _)| *dir));
+        self.meta.sync()?;
         let park = || {
             let key = work.ino().0;
             self.own_change(&changed, || Ok(self.backing.park(dir, os(&link.name), key)?))
