@@ -545,3 +545,24 @@ fn spill_file_when_published_and_the_directory_can_not_be_synced_then_nobody_wri
     rig.drain();
     same(&rig.plain("file"), &bytes, "at the end");
 }
+
+/// Its spill file goes before the write-back deletes its record, which notes that it had one.
+#[test]
+fn note_of_a_spill_file_when_the_write_back_deletes_the_record_then_it_goes_as_well() {
+    let _alone = rig::alone();
+    let mut rig = Rig::small(MIB);
+    std::fs::write(rig.backing().join("known"), noise(1, 30 * KIB)).unwrap();
+    let filler = rig.create("filler");
+    rig.write(filler, 0, &noise(1, MIB - 8 * KIB));
+    let fh = rig.open("known", libc::O_RDWR);
+    rig.write(fh, 0, &noise(2, 30 * KIB));
+    rig.node().release(fh);
+    assert!(!spill_files(&rig).is_empty());
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"known").unwrap();
+    wait_until_all_went(&rig);
+    rig.node().release(filler);
+    rig.drain();
+    assert_eq!(rig.names_below(), ["filler"]);
+    rig.crash();
+    assert_eq!(noted(&rig), 0, "what was noted of it stays");
+}

@@ -149,6 +149,7 @@ pub(super) struct Work<'a> {
     /// The backing store has its bytes as they were in this turn, and those who have it open may change them.
     pub(super) stays_open: bool,
     was_kept: bool,
+    was_spilled: bool,
 }
 
 impl<'a> Work<'a> {
@@ -173,6 +174,7 @@ impl<'a> Work<'a> {
             left_to_heir: false,
             stays_open: false,
             was_kept: record.has_unseen_names(),
+            was_spilled: false,
         }
     }
 
@@ -345,6 +347,8 @@ struct Finished<'a> {
     placed: bool,
     /// It had no name here, and others that nobody has looked at: its bytes were kept until now.
     was_kept: bool,
+    /// It was removed here, and its record says that it has a spill file.
+    was_spilled: bool,
     left_to_heir: bool,
     facts: Facts,
 }
@@ -417,6 +421,9 @@ impl<'a> Batch<'a> {
         pass: impl FnOnce(&mut Work<'a>) -> Result<Step>,
     ) -> Result<Step> {
         let mut work = Work::new(record);
+        work.was_spilled = record.spilled
+            && record.links.is_empty()
+            && self.node.residency.peers.may_have_written(record);
         self.as_they_were.remove(&record.ino);
         let done = pass(&mut work);
         // Also where its move was refused: what is below it goes on where it stands.
@@ -461,9 +468,16 @@ impl<'a> Batch<'a> {
         self.dirs.extend(work.dirs.into_iter().map(|(ino, dir)| (ino.0, dir)));
         self.changed.extend(work.changed);
         self.followers.extend(work.followers);
-        let Work { seen_change, was_kept, left_to_heir, facts, .. } = work;
-        let finished = Finished { owned, seen_change, placed, was_kept, left_to_heir, facts };
-        self.finished.push(finished);
+        let Work { seen_change, was_kept, was_spilled, left_to_heir, facts, .. } = work;
+        self.finished.push(Finished {
+            owned,
+            seen_change,
+            placed,
+            was_kept,
+            was_spilled,
+            left_to_heir,
+            facts,
+        });
     }
 
     /// An inode that was moved aside for one of this batch.
@@ -552,7 +566,14 @@ impl<'a> Batch<'a> {
     fn report(&self, done: &Finished<'a>) -> Result<()> {
         let ino = done.owned.ino;
         self.node.report(&done.owned, done.seen_change, &done.facts)?;
-        if done.was_kept && self.node.known(ino)?.is_none() && !self.node.residency.is_open(ino) {
+        if !(done.was_kept || done.was_spilled) || self.node.known(ino)?.is_some() {
+            return Ok(());
+        }
+        if done.was_spilled {
+            // With the record it was noted that it had one, which may have gone before.
+            self.node.residency.drop_spill_soon(ino);
+        }
+        if done.was_kept && !self.node.residency.is_open(ino) {
             self.node.discard(ino);
         }
         Ok(())
