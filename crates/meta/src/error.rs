@@ -99,3 +99,11 @@ pub enum Error {
     #[error("this metadata engine can't be used: {0}")]
     Unsupported(&'static str),
 }
+
+impl Error {
+    /// Whether there is a value that this program can't read: what speaks of it is kept.
+    #[must_use]
+    pub fn is_undecodable(&self) -> bool {
+        matches!(self, Error::Corrupt { .. } | Error::NewerFormat { .. })
+    }
+}

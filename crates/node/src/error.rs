@@ -117,7 +117,7 @@ impl NodeError {
 /// Whether there is a record that this program can't read: nothing is known of its inode, and all that
 /// speaks of it stays.
 pub(crate) fn is_undecodable(error: &MetaError) -> bool {
-    matches!(error, MetaError::Corrupt { .. } | MetaError::NewerFormat { .. })
+    error.is_undecodable()
 }
 
 /// Whether an error says that an inode is not there any more.

@@ -5,12 +5,12 @@
 mod rig;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_meta::{
     Embedded, EmbeddedOptions, Engine, MetaStore, MiniTransaction, Options, Queue, Write,
 };
-use forebay_node::{CheckRequest, Checked, NameIn, SetAttr, check};
+use forebay_node::{CheckRequest, Checked, Ino, NameIn, NewFile, SetAttr, check};
 use forebay_store::tier::DirTier;
 use forebay_store::{Header, Tier};
 use forebay_testing::{LIMIT, wait_for};
@@ -27,7 +27,7 @@ fn object(rig: &Rig) -> PathBuf {
     found
 }
 
-fn object_of(rig: &Rig, ino: forebay_node::Ino) -> PathBuf {
+fn object_of(rig: &Rig, ino: Ino) -> PathBuf {
     let fans = std::fs::read_dir(rig.dir.join("tier0/objects")).unwrap();
     let name = format!("{:016x}", ino.0);
     let mut paths = fans.map(|fan| fan.unwrap().path().join(&name));
@@ -341,6 +341,73 @@ fn spill_file_when_the_namespace_has_no_record_of_its_file_then_a_start_sets_it_
         assert!(is_kept, "without notes: {without_notes}: {aside:?}");
         assert!(std::fs::read_dir(&spill).unwrap().next().is_none(), "it is there twice");
         assert_eq!(rig.get("other"), b"other");
+    }
+}
+
+/// Makes the value under a key one of a newer version.
+fn make_value_newer(rig: &Rig, is_it: impl Fn(&[u8]) -> bool) {
+    let path = rig.dir.join("tier0/state/meta");
+    let engine = Embedded::open(&path, &EmbeddedOptions::default()).unwrap();
+    let mut all = engine.sweep(None, 10_000).unwrap().into_iter();
+    let (key, mut value) = all.find(|(key, _)| is_it(key.bytes())).expect("no such key");
+    value[0] = 9;
+    let write = vec![Write::Put(key, value)];
+    engine.execute(&MiniTransaction { write, ..MiniTransaction::default() }).unwrap();
+    engine.sync().unwrap();
+}
+
+/// It ended at the first of them: what came later in the walk was not written, and nobody was told which it was.
+#[test]
+fn record_that_cannot_be_decoded_when_synced_and_checked_then_it_is_named_and_all_else_is_done() {
+    for (name, tag) in [("b/file", b'I'), ("b", b'I'), ("b/file", b'D')] {
+        let mut rig = Rig::small(16 * MIB);
+        for dir in ["a", "b", "c"] {
+            let dir = rig.node().mkdir(&CONTEXT, Ino::ROOT, dir.as_bytes(), 0o755, 0).unwrap().ino;
+            for name in ["file", "second"] {
+                let made = rig.node().create_and_open(
+                    &CONTEXT,
+                    dir,
+                    name.as_bytes(),
+                    NewFile { mode: 0o644, umask: 0 },
+                    libc::O_RDWR,
+                );
+                let fh = made.unwrap().1.fh;
+                rig.write(fh, 0, b"bytes");
+                rig.node().release(fh);
+            }
+        }
+        let dir = rig.ino("b");
+        let file = rig.node().lookup(&CONTEXT, dir, b"file").unwrap().unwrap().ino;
+        rig.crash();
+        let about = if name == "b" { dir } else { file };
+        make_value_newer(&rig, |key| match tag {
+            b'I' => key == [&b"I"[..], &about.0.to_be_bytes()].concat(),
+            _ => {
+                key.starts_with(&[&b"D"[..], &dir.0.to_be_bytes()].concat())
+                    && key.ends_with(b"file")
+            }
+        });
+        let checked = fsck(&rig, false, false);
+        let told = checked.details.join("\n");
+        assert!(told.contains("newer Forebay") && told.contains(name), "{name}: {told}");
+        rig.start();
+        let until = Instant::now() + Duration::from_secs(20);
+        let synced = rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+        assert!(!synced.complete && synced.failed > 0, "{name}: {synced:?}");
+        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let is_named = synced.failures.iter().any(|(path, why)| {
+            (shown(path) == name || tag == b'D' && shown(path) == "b")
+                && why.contains("newer Forebay")
+        });
+        assert!(is_named, "{name}: {synced:?}");
+        for dir in ["a", "c"] {
+            for file in ["file", "second"] {
+                assert_eq!(rig.plain(&format!("{dir}/{file}")), b"bytes", "{name}: {dir}/{file}");
+            }
+        }
+        if name == "b/file" && tag == b'I' {
+            assert_eq!(rig.plain("b/second"), b"bytes");
+        }
     }
 }
 

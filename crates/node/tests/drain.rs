@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_node::{
     Durability, Ino, NameIn, NodeConfig, Remaining, SetAttr, SetTime, Timestamp, WritebackPolicy,
 };
-use forebay_store::decorators::{Interceptor, Operation, Transparent, Verdict};
+use forebay_store::decorators::{Flaky, Interceptor, Operation, Rule, Transparent, Verdict};
 use forebay_testing::wait_until;
 use rig::{CONTEXT, MIB, Rig, noise};
 
@@ -270,4 +270,23 @@ fn fsync_when_another_worker_has_published_the_file_then_waits_until_its_name_is
     assert!(by.syncing.load(Ordering::Acquire));
     assert_eq!(rig.plain("file"), b"other");
     rig.node().release(fh);
+}
+
+/// It has no path here any more, and was named by none.
+#[test]
+fn sync_when_the_store_refuses_a_removal_then_it_is_named_by_its_path_there() {
+    let flaky = Arc::new(Flaky::new(1));
+    let rig = Rig::new(&[16 * MIB], flaky.clone(), |_| {});
+    std::fs::create_dir(rig.backing().join("dir")).unwrap();
+    std::fs::write(rig.backing().join("dir/file"), b"bytes").unwrap();
+    let dir = rig.ino("dir");
+    assert!(rig.node().lookup(&CONTEXT, dir, b"file").unwrap().is_some());
+    flaky.set_rules([Rule::always(Operation::Remove, libc::EPERM)]);
+    rig.node().unlink(&CONTEXT, dir, b"file").unwrap();
+    let until = Instant::now() + LIMIT;
+    let synced = rig.node().writeback().sync_subtree(Ino::ROOT, until, &mut |_| true).unwrap();
+    let named: Vec<_> = synced.failures.iter().map(|(path, _)| &path[..]).collect();
+    assert_eq!((synced.complete, named), (false, vec![&b"dir/file"[..]]), "{synced:?}");
+    flaky.set_rules([]);
+    rig.drain();
 }

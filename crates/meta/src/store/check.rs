@@ -23,23 +23,38 @@ struct Check<'a> {
     repair: bool,
     report: Report,
     counts: Counts,
+    /// A newer version has written some of it.
+    is_newer: bool,
 }
+
+/// Why nothing is repaired.
+const NEWER: &str = "a newer Forebay has written a part of the metadata: none of it is repaired but by that version";
 
 impl MetaStore {
     /// Checks every rule: each entry has its record and each record its entries, directories'
     /// link counts, stale names, the backlog, orphans, hard links, extended attributes, counts. Repairs
-    /// what can be repaired without loss, if asked. Nothing else may use the store meanwhile.
+    /// what can be repaired without loss, if asked. What can't be read is named. Where that is because a newer
+    /// version has written it, nothing is repaired: what seems to be too much may be that version's. Nothing
+    /// else may use the store meanwhile.
     ///
     /// # Errors
     /// If the engine fails.
     pub fn check(&self, repair: bool) -> Result<Report> {
-        let mut report = self.check_once(repair)?;
+        let (mut report, is_newer) = self.check_once(false)?;
+        if report.is_clean() || !repair {
+            return Ok(report);
+        }
+        if is_newer {
+            report.violations.push(Violation { what: NEWER.into(), repaired: false });
+            return Ok(report);
+        }
+        (report, _) = self.check_once(true)?;
         // A repair may uncover what a later look at its neighbours would have found.
         for _ in 1..PASSES {
-            if report.is_clean() || !repair {
+            if report.is_clean() {
                 break;
             }
-            let again = self.check_once(true)?;
+            let (again, _) = self.check_once(true)?;
             let clean = again.is_clean();
             (report.inodes, report.entries) = (again.inodes, again.entries);
             report.omitted += again.omitted;
@@ -51,7 +66,8 @@ impl MetaStore {
         Ok(report)
     }
 
-    fn check_once(&self, repair: bool) -> Result<Report> {
+    /// Says as well whether a newer version has written some of it.
+    fn check_once(&self, repair: bool) -> Result<(Report, bool)> {
         // What is cached must not hide what is stored.
         self.records.clear();
         self.dentries.clear();
@@ -60,8 +76,8 @@ impl MetaStore {
         if self.is_gathered() {
             self.finish_splits()?;
         }
-        let mut check =
-            Check { store: self, repair, report: Report::default(), counts: Counts::default() };
+        let (report, counts) = (Report::default(), Counts::default());
+        let mut check = Check { store: self, repair, report, counts, is_newer: false };
         let mut after: Option<Key> = None;
         loop {
             let step = self.engine.sweep(after.as_ref(), STEP)?;
@@ -75,7 +91,7 @@ impl MetaStore {
         if repair && self.is_gathered() {
             self.collect()?;
         }
-        Ok(check.report)
+        Ok((check.report, check.is_newer))
     }
 }
 
@@ -149,12 +165,18 @@ impl Check<'_> {
             _ => self.stray(key, format!("unknown key {key:?}")),
         };
         match checked {
-            Err(error @ Error::Corrupt { .. }) => {
-                self.violation(error.to_string(), false);
+            Err(error) if error.is_undecodable() => {
+                self.undecodable("", &error);
                 Ok(())
             }
             checked => checked,
         }
+    }
+
+    /// Reports what can't be read; `of` is what it is about, if that is known.
+    fn undecodable(&mut self, of: &str, error: &Error) {
+        self.is_newer |= matches!(error, Error::NewerFormat { .. });
+        self.violation(format!("{of}{error}"), false);
     }
 
     fn check_record(&mut self, ino: Ino, key: &Key, value: &[u8]) -> Result<()> {
@@ -440,8 +462,18 @@ impl Check<'_> {
             self.violation(format!("entry {shown} of {dir} lies in the wrong place"), false);
             return Ok(());
         }
-        let (ino, kind) = codec::decode_entry(name, value)?;
-        match self.record(ino)? {
+        let decoded = codec::decode_entry(name, value);
+        let found = decoded.and_then(|(ino, kind)| Ok((ino, kind, self.record(ino)?)));
+        let (ino, kind, record) = match found {
+            Err(error) if error.is_undecodable() => {
+                let above = self.store.path(dir).ok().flatten().filter(|path| !path.is_empty());
+                let above = above.map(|path| format!("{}/", path.escape_ascii()));
+                self.undecodable(&format!("{}{shown}: ", above.unwrap_or_default()), &error);
+                return Ok(());
+            }
+            found => found?,
+        };
+        match record {
             None => {
                 self.stray(key, format!("entry {shown} of {dir} leads to no inode ({ino})"))?;
                 self.doubt_listing(dir)

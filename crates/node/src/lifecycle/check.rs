@@ -14,7 +14,7 @@ use forebay_store::{BackingStore, DirBacking, Header, StoreError, Tier, TierLock
 use forebay_types::Ino;
 
 use crate::config::BACKING_SETTING;
-use crate::error::{NodeError, Result};
+use crate::error::{NodeError, Result, is_undecodable};
 use crate::lifecycle::members::Members;
 use crate::lifecycle::recover::RECOVERED;
 use crate::lifecycle::right_store::{self, Seen};
@@ -501,9 +501,8 @@ impl Check<'_> {
     fn doubt(&mut self, tier: &DirTier, ino: Ino) -> Result<()> {
         let record = match self.meta.get(ino) {
             Ok(record) if doubt::is_in_doubt(&record) => record,
-            Ok(_) | Err(forebay_meta::Error::Stale(_) | forebay_meta::Error::Corrupt { .. }) => {
-                return Ok(());
-            }
+            Ok(_) | Err(forebay_meta::Error::Stale(_)) => return Ok(()),
+            Err(error) if is_undecodable(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         if tier.open(ino.0).and_then(|object| object.is_empty()).unwrap_or(false) {
@@ -600,7 +599,7 @@ impl Check<'_> {
                 );
             }
             // Named with the namespace. Its object may be all that there is.
-            Err(forebay_meta::Error::Corrupt { .. }) => {
+            Err(error) if is_undecodable(&error) => {
                 self.damaged.insert(ino.0);
             }
             Err(error) => return Err(error.into()),

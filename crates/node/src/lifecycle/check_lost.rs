@@ -8,7 +8,7 @@ use forebay_store::tier::DirTier;
 use forebay_store::{DirBacking, Header, StoreError, Tier};
 use forebay_types::FileKind;
 
-use crate::error::{NodeError, Result};
+use crate::error::{NodeError, Result, is_undecodable};
 use crate::lifecycle::check::{Check, header_of, is_newer, is_unreadable, path_of};
 use crate::lifecycle::which_counts::Newest;
 use crate::residency::doubt;
@@ -34,8 +34,8 @@ impl Check<'_> {
             for (_, ino) in page {
                 match self.meta.get(ino) {
                     Ok(record) if self.is_lost(&record) => lost.push(record),
-                    Ok(_)
-                    | Err(forebay_meta::Error::Stale(_) | forebay_meta::Error::Corrupt { .. }) => {}
+                    Ok(_) | Err(forebay_meta::Error::Stale(_)) => {}
+                    Err(error) if is_undecodable(&error) => {}
                     Err(error) => return Err(error.into()),
                 }
             }

@@ -3,7 +3,7 @@
 use forebay_store::backing::BackingStore;
 use forebay_types::Ino;
 
-use crate::error::Result;
+use crate::error::{Result, is_undecodable};
 use crate::lifecycle::check::{Check, path_of};
 use crate::lifecycle::trust::Trust;
 use crate::writeback::parked;
@@ -39,7 +39,7 @@ impl Check<'_> {
                     self.checked.leftovers += 1;
                     continue;
                 }
-                Err(forebay_meta::Error::Corrupt { .. }) => continue,
+                Err(error) if is_undecodable(&error) => continue,
                 Err(error) => return Err(error.into()),
             };
             // The next mount gives it its name back.

@@ -22,7 +22,7 @@ use super::identity::{in_hand, is_own, was_changed};
 use super::queue::NAMES_DELAY;
 use super::{MAX_PARENTS, OWNER_WAIT};
 use crate::defects::Step;
-use crate::error::Result;
+use crate::error::{NodeError, Result, is_undecodable};
 use crate::writeback::Writeback;
 
 /// So often the end of a sync closes directories that were opened to set times.
@@ -139,7 +139,11 @@ impl Writeback {
     fn depth_of(&self, dir: Ino) -> Result<usize> {
         let (mut depth, mut at) = (0, dir);
         while at != Ino::ROOT && depth < MAX_PARENTS {
-            let Some(record) = self.known(at)? else { break };
+            let record = match self.known(at) {
+                Err(NodeError::Meta(error)) if is_undecodable(&error) => break,
+                known => known?,
+            };
+            let Some(record) = record else { break };
             let Some(link) = record.backing.links.newest_first().next() else { break };
             at = link.parent;
             depth += 1;
@@ -159,7 +163,10 @@ impl Writeback {
             };
             after = *last;
             for (_, ino) in page {
-                let record = self.known(ino)?;
+                let record = match self.known(ino) {
+                    Err(NodeError::Meta(error)) if is_undecodable(&error) => continue,
+                    known => known?,
+                };
                 let stands = |record: &Record| record.links == record.backing.links;
                 if record.is_some_and(|record| record.is_directory() && stands(&record)) {
                     behind.push((self.depth_of(ino)?, ino));

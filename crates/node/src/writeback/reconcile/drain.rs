@@ -136,6 +136,8 @@ struct Sweep<'a, 'p> {
     seen: HashSet<Ino>,
     /// Files whose bytes are lost: no waiting helps.
     lost: BTreeMap<Ino, String>,
+    /// What the index has and can't be decoded, by path, and why.
+    undecodable: BTreeMap<Vec<u8>, String>,
 }
 
 impl<'a, 'p> Sweep<'a, 'p> {
@@ -145,8 +147,20 @@ impl<'a, 'p> Sweep<'a, 'p> {
         let backlog = usize::try_from(node.meta.backlog_len()).unwrap_or(usize::MAX);
         let batch = batch_size(backlog, node.config.flush_threads);
         let (pending, seen, stopped) = (Vec::new(), HashSet::new(), false);
-        let lost = BTreeMap::new();
-        Sweep { node, shared, pending, batch, until, told, progress, stopped, seen, lost }
+        let (lost, undecodable) = (BTreeMap::new(), BTreeMap::new());
+        Sweep {
+            node,
+            shared,
+            pending,
+            batch,
+            until,
+            told,
+            progress,
+            stopped,
+            seen,
+            lost,
+            undecodable,
+        }
     }
 
     /// As [`Sweep::new`], where it is enough that what files had at the call is written.
@@ -355,8 +369,8 @@ impl Writeback {
                 if sweep.over() {
                     break;
                 }
-                let is_directory = node.known(dir)?.is_some_and(|record| record.is_directory());
-                if !is_directory {
+                let record = node.known_if_decodable(dir, sweep)?;
+                if !record.is_some_and(|record| record.is_directory()) {
                     continue;
                 }
                 if after == 0 {
@@ -364,13 +378,12 @@ impl Writeback {
                         elsewhere += node.add_if_behind(stale_name, sweep)?;
                     }
                 }
-                let page = node.meta.entries_plus(dir, after, PAGE)?;
-                let Some(last) = page.last() else { continue };
-                way.push((dir, last.entry.cursor));
-                for item in &page {
-                    elsewhere += node.add_behind(&item.record, sweep);
-                    if item.record.is_directory() {
-                        way.push((item.record.ino, 0));
+                let Some((next, page)) = node.page_below(dir, after, sweep)? else { continue };
+                way.push((dir, next));
+                for record in &page {
+                    elsewhere += node.add_behind(record, sweep);
+                    if record.is_directory() {
+                        way.push((record.ino, 0));
                     }
                 }
             }
@@ -390,11 +403,12 @@ impl Writeback {
         let unsettled = unsettled
             .into_iter()
             .map(|(ino, why)| (ino, format!("{UNSETTLED}: {why}; {UNSETTLED_ADVICE}")));
-        for (ino, why) in unsettled.chain(std::mem::take(&mut sweep.lost)) {
+        let lost = unsettled.chain(std::mem::take(&mut sweep.lost));
+        let lost = lost.map(|(ino, why)| (self.shown(ino), why));
+        for failure in lost.chain(std::mem::take(&mut sweep.undecodable)) {
             synced.failed += 1;
             if synced.failures.len() < MAX_TOLD {
-                let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
-                synced.failures.push((path, why));
+                synced.failures.push(failure);
             }
         }
         synced.complete = !synced.cut_short && synced.failed == 0;
@@ -410,10 +424,14 @@ impl Writeback {
         left.extend(closed.map(|told| (told.ino, told.why)));
         let mut below = Vec::new();
         for (ino, why) in left {
-            if let Some(record) = self.known(ino)?
-                && !(record.is_dirty() || record.spilled)
-                && self.is_within(&record, root)?
-            {
+            let is_below = match self.known(ino) {
+                // Where it is, and whether its record knows of its bytes, is not known.
+                Err(NodeError::Meta(error)) if is_undecodable(&error) => true,
+                known => known?.is_some_and(|record| {
+                    !(record.is_dirty() || record.spilled) && self.is_within(&record, root)
+                }),
+            };
+            if is_below {
                 below.push((ino, why));
             }
         }
@@ -421,25 +439,81 @@ impl Writeback {
         Ok(below)
     }
 
-    /// Whether an inode is another one, or has a name below it here.
-    fn is_within(&self, record: &Record, above: Ino) -> Result<bool> {
+    /// Whether an inode is another one, or has a name below it here; also if that can't be told.
+    fn is_within(&self, record: &Record, above: Ino) -> bool {
         if record.ino == above {
-            return Ok(true);
+            return true;
         }
         for link in &record.links {
             let mut at = link.parent;
             for _ in 0..MAX_PARENTS {
                 if at == above {
-                    return Ok(true);
+                    return true;
                 }
-                let parent = if at == Ino::ROOT { None } else { self.known(at)? };
+                let parent = if at == Ino::ROOT { Ok(None) } else { self.known(at) };
+                let Ok(parent) = parent else { return true };
                 let Some(link) = parent.and_then(|parent| parent.links.first().cloned()) else {
                     break;
                 };
                 at = link.parent;
             }
         }
-        Ok(false)
+        false
+    }
+
+    /// The record of an inode, if it still exists and can be decoded.
+    fn known_if_decodable(
+        &self,
+        ino: Ino,
+        sweep: &mut Sweep<'_, '_>,
+    ) -> Result<Option<Arc<Record>>> {
+        match self.known(ino) {
+            Err(NodeError::Meta(error)) if is_undecodable(&error) => {
+                sweep.undecodable.insert(self.shown(ino), error.to_string());
+                Ok(None)
+            }
+            known => known,
+        }
+    }
+
+    /// A page of what is in a directory, and from where on the next one is. Of records of which one can't be
+    /// decoded each is read by itself.
+    fn page_below(
+        &self,
+        dir: Ino,
+        after: u64,
+        sweep: &mut Sweep<'_, '_>,
+    ) -> Result<Option<(u64, Vec<Arc<Record>>)>> {
+        match self.meta.entries_plus(dir, after, PAGE) {
+            Err(error) if is_undecodable(&error) => {}
+            page => {
+                let page = page?;
+                let next = page.last().map(|last| last.entry.cursor);
+                return Ok(next.map(|next| (next, page.into_iter().map(|it| it.record).collect())));
+            }
+        }
+        let entries = match self.meta.entries(dir, after, PAGE) {
+            // One of its names is it: nobody can list it either.
+            Err(error) if is_undecodable(&error) => {
+                sweep.undecodable.insert(self.shown(dir), error.to_string());
+                return Ok(None);
+            }
+            entries => entries?,
+        };
+        let Some(next) = entries.last().map(|last| last.cursor) else { return Ok(None) };
+        let mut page = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match self.known(entry.ino) {
+                Err(NodeError::Meta(error)) if is_undecodable(&error) => {
+                    let mut path = self.shown(dir);
+                    path.extend((!path.is_empty()).then_some(b'/'));
+                    path.extend_from_slice(&entry.name);
+                    sweep.undecodable.insert(path, error.to_string());
+                }
+                known => page.extend(known?),
+            }
+        }
+        Ok(Some((next, page)))
     }
 
     /// What the last pass of a sync left: bytes that are written though their file may change again
@@ -461,7 +535,6 @@ impl Writeback {
             }
             synced.failed += 1;
             if synced.failures.len() < MAX_TOLD {
-                let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
                 let why = match written {
                     _ if !busy => self.write_error(ino),
                     Err(NodeError::Busy) if self.changes_of(&file) != before => {
@@ -470,7 +543,8 @@ impl Writeback {
                     Err(NodeError::Busy) | Ok(()) => None,
                     Err(error) => Some(error.to_string()),
                 };
-                synced.failures.push((path, why.unwrap_or_else(|| NOT_ITS_TURN.into())));
+                let why = why.unwrap_or_else(|| NOT_ITS_TURN.into());
+                synced.failures.push((self.shown(ino), why));
             }
         }
     }
@@ -482,7 +556,7 @@ impl Writeback {
     }
 
     fn add_if_behind(&self, ino: Ino, sweep: &mut Sweep<'_, '_>) -> Result<u64> {
-        let record = self.known(ino)?;
+        let record = self.known_if_decodable(ino, sweep)?;
         Ok(record.map_or(0, |record| self.add_behind(&record, sweep)))
     }
 

@@ -81,7 +81,7 @@ use parking_lot::Mutex;
 
 use crate::after_refusal::is_denied;
 use crate::defects::{self, BackgroundKind};
-use crate::error::{NodeError, Result};
+use crate::error::{NodeError, Result, is_undecodable};
 use crate::waits;
 use crate::writeback::Writeback;
 
@@ -469,15 +469,26 @@ impl Writeback {
 
     /// Up to `limit` paths whose changes are not in the backing store yet, oldest first.
     pub fn unwritten(&self, limit: usize) -> Result<Vec<Vec<u8>>> {
-        let mut paths = Vec::new();
-        for (_, ino) in self.meta.backlog(forebay_meta::Seq(0), limit)? {
-            let path = match self.meta.path(ino)? {
-                Some(path) => Some(path),
-                None => self.meta.backing_path(ino)?,
-            };
-            paths.extend(path);
+        let backlog = self.meta.backlog(forebay_meta::Seq(0), limit)?;
+        Ok(backlog.into_iter().filter_map(|(_, ino)| self.path_anywhere(ino)).collect())
+    }
+
+    /// The path of an inode here, or of a removed one in the backing store; its number in place of one where
+    /// that can't be decoded. `None` if it has no name.
+    fn path_anywhere(&self, ino: Ino) -> Option<Vec<u8>> {
+        let path = match self.meta.path(ino) {
+            Ok(None) => self.meta.backing_path(ino),
+            path => path,
+        };
+        match path {
+            Err(error) if is_undecodable(&error) => Some(number_of(ino)),
+            path => path.ok().flatten(),
         }
-        Ok(paths)
+    }
+
+    /// An inode, for people: its path, or its number where it has none.
+    fn shown(&self, ino: Ino) -> Vec<u8> {
+        self.path_anywhere(ino).unwrap_or_else(|| number_of(ino))
     }
 
     /// Inodes whose changes are not in the backing store.
@@ -546,8 +557,7 @@ impl Writeback {
 
     /// A failure, with the path of what it is about.
     fn told_of(&self, ino: Ino, told: &str) -> String {
-        let path = self.meta.path(ino).ok().flatten().unwrap_or_default();
-        format!("/{}: {told}", String::from_utf8_lossy(&path))
+        format!("/{}: {told}", String::from_utf8_lossy(&self.shown(ino)))
     }
 
     fn note_success(&self, ino: Ino) {
@@ -574,6 +584,10 @@ impl Writeback {
     pub(crate) fn write_error(&self, ino: Ino) -> Option<String> {
         self.reconciler.failures.lock().get(&ino.0).cloned()
     }
+}
+
+fn number_of(ino: Ino) -> Vec<u8> {
+    format!("inode {:x}", ino.0).into_bytes()
 }
 
 fn is_not_found(error: &NodeError) -> bool {
