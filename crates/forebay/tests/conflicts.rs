@@ -317,3 +317,12 @@ fn conflict_when_the_version_to_be_kept_is_gone_then_the_other_one_is_not_remove
         assert!(code == 1 && text.contains("is a directory: move or remove"), "{code} {text}");
     }
 }
+
+/// The mount of the directory above was asked, and its answer taken for one about the path.
+#[test]
+fn conflicts_when_the_path_is_not_there_then_the_command_says_so() {
+    let site = Site::new();
+    site.mount(&[]);
+    let (code, text) = site.run(&["conflicts", "list", &site.text("mnt/none")]);
+    assert!(code != 0 && text.contains("mnt/none"), "{code}: {text}");
+}

@@ -22,7 +22,10 @@ pub fn run(command: &ConflictsCommand) -> Result<u8, Error> {
 fn list(args: &ConflictsListArgs) -> Result<u8, Error> {
     let (mut all, mut exit) = (Vec::new(), Exit::Ok);
     match &args.mountpoint {
-        Some(path) => all = conflicts_of(Client::for_path(path)?)?,
+        Some(path) => {
+            must_exist(path)?;
+            all = conflicts_of(Client::for_path(path)?)?;
+        }
         None => {
             let mounts = mountinfo::read().map_err(Error::io("/proc/self/mountinfo"))?;
             for mount in mounts.iter().filter(|mount| mount.is_forebay()) {
@@ -42,6 +45,16 @@ fn list(args: &ConflictsListArgs) -> Result<u8, Error> {
         print(&render::conflicts(&all))?;
     }
     Ok(exit.code())
+}
+
+/// The directory above what is not there may be on a mount, of which nobody has asked.
+fn must_exist(path: &Path) -> Result<(), Error> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::io(path.display().to_string())(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The conflicts of a mount, with whole paths.

@@ -24,7 +24,7 @@ use super::convert::{control_error, wire_path};
 use super::hints;
 use super::patterns;
 use super::streams;
-use super::walk::{Done, Headway, Scope, each_file};
+use super::walk::{Done, Headway, Scope, add_failures, each_file};
 
 /// Why a file could not be brought to a tier.
 const NO_ROOM: &str = "no tier has room for it, beside what is pinned or in use";
@@ -539,9 +539,7 @@ impl Control for NodeControl {
             outcome.files += synced.files;
             outcome.bytes += synced.bytes;
             outcome.written_in_use += synced.in_use;
-            outcome.failed += synced.failed;
-            let failures = synced.failures.into_iter();
-            outcome.failures.extend(failures.map(|(path, why)| (wire_path(path), why)));
+            add_failures(&mut outcome, synced.failed, synced.failures);
             outcome.elsewhere += synced.left.elsewhere;
             // Bytes are those of the whole node.
             outcome.remaining_backlog += synced.left.entries;

@@ -149,9 +149,33 @@ fn fail(outcome: &mut Outcome, path: WirePath, why: String) {
     }
 }
 
+/// Adds what failed below one of several paths: so many, and these of them with reasons. What lies below two of
+/// the paths counts once.
+pub fn add_failures(outcome: &mut Outcome, failed: u64, told: Vec<(Vec<u8>, String)>) {
+    outcome.failed += failed;
+    for (path, why) in told {
+        let path = wire_path(path);
+        match outcome.failures.iter().any(|(known, _)| *known == path) {
+            true => outcome.failed = outcome.failed.saturating_sub(1),
+            false => outcome.failures.push((path, why)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_when_a_file_is_below_two_of_the_paths_then_it_is_told_once() {
+        let mut outcome = Outcome::default();
+        let failures = |names: &[&str]| {
+            names.iter().map(|name| (name.as_bytes().to_vec(), "why".to_owned())).collect()
+        };
+        add_failures(&mut outcome, 12, failures(&["dir/a", "dir/b"]));
+        add_failures(&mut outcome, 2, failures(&["dir/a", "c"]));
+        assert_eq!((outcome.failed, outcome.failures.len()), (13, 3));
+    }
 
     #[test]
     fn progress_when_most_is_there_already_then_the_rate_and_the_rest_are_of_what_is_moved() {

@@ -68,7 +68,8 @@ const PARKED: &[u8] = b".forebay/limbo";
 
 /// Why there is a conflict.
 const BOTH: &str = "changed here and by others";
-const GONE: &str = "moved here, removed or replaced by others: no tier has a copy of it";
+const GONE: &str = "moved here, removed or replaced by others: no tier has a copy of it that can be used \
+(`forebay status` says what was set aside)";
 const REST_GONE: &str =
     "changed here and by others; parts that were not here are gone, and zeros in the copy";
 
