@@ -53,6 +53,8 @@ impl Default for EmbeddedOptions {
 /// are refused before they are tried, and what is there can be read.
 pub struct Embedded {
     directory: PathBuf,
+    /// Which directory that is: it is opened anew by its path, where another one may be by then.
+    identity: (u64, u64),
     options: EmbeddedOptions,
     /// `None` while it can't be opened again; every use tries.
     opened: RwLock<Option<Opened>>,
@@ -88,6 +90,30 @@ struct Opened {
 }
 
 impl Embedded {
+    /// Whether somebody has the store in a directory open.
+    ///
+    /// # Errors
+    /// If that can't be told.
+    pub fn is_in_use(directory: &Path) -> std::io::Result<bool> {
+        let lock = match std::fs::File::open(directory.join(LOCK)) {
+            Ok(lock) => lock,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        // As the database itself: who has just closed it may not be done with it.
+        for last in [false, false, true] {
+            match lock.try_lock_shared() {
+                Ok(()) => return Ok(false),
+                Err(std::fs::TryLockError::WouldBlock) if last => {}
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(std::fs::TryLockError::Error(error)) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
     /// Opens or creates the store in a directory.
     ///
     /// # Errors
@@ -104,8 +130,12 @@ impl Embedded {
             other => other?,
         };
         ballast.keep();
+        let path = || directory.to_path_buf();
+        let identity = identity(directory)
+            .map_err(|error| EngineError::Open { path: path(), source: Box::new(error) })?;
         Ok(Embedded {
-            directory: directory.to_path_buf(),
+            directory: path(),
+            identity,
             options: options.clone(),
             opened: RwLock::new(Some(opened)),
             commit: Mutex::new(()),
@@ -214,6 +244,24 @@ impl Embedded {
         }
     }
 
+    /// The database makes a new one where there is none. Whoever has moved it away has it, and what is said
+    /// to be gone would be gone for all who ask here.
+    fn refuse_another(&self) -> Result<(), EngineError> {
+        let failed = |source| EngineError::Open { path: self.directory.clone(), source };
+        let found = match identity(&self.directory) {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(Box::new(error))),
+        };
+        let has_one = self.directory.join(FIRST).try_exists();
+        if found == Some(self.identity) && has_one.map_err(|error| failed(Box::new(error)))? {
+            return Ok(());
+        }
+        let why =
+            "it was moved away or replaced while it was in use: put it back, then this goes on";
+        Err(failed(why.into()))
+    }
+
     /// Opens the database anew after a failed write.
     fn reopen(&self) -> Result<(), EngineError> {
         let mut opened = self.opened.write();
@@ -221,6 +269,8 @@ impl Embedded {
             return Err(EngineError::Closed);
         }
         *self.tried.lock() = Some(Instant::now());
+        // First: what is open can be read as long as it is not closed.
+        self.refuse_another()?;
         self.ballast.lock().drop_to_make_room();
         // What has failed may have been a sync by the database itself, which does not tell; and it syncs
         // once more as it ends, and tells nobody.
@@ -328,6 +378,17 @@ fn log_is_open(directory: &Path) -> bool {
         })
     })
 }
+
+/// What tells a directory from others.
+fn identity(directory: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::metadata(directory).map(|found| (found.dev(), found.ino()))
+}
+
+/// The file that is locked as long as the database is open.
+const LOCK: &str = "lock";
+
+/// The file without which the database takes a directory for a new one.
+const FIRST: &str = "version";
 
 /// What the names of the parts of the log end in.
 const LOG: &str = "jnl";

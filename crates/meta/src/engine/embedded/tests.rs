@@ -363,3 +363,29 @@ fn file_system_when_it_has_gone_down_then_no_sync_is_taken_for_done() {
     }
     is_up(&at).expect_err("it has gone down");
 }
+
+/// What moves it away under a daemon would else leave that with an empty namespace.
+#[test]
+fn index_that_is_moved_away_or_replaced_when_it_is_opened_anew_then_none_is_made() {
+    for replaced in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("meta");
+        let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+        put(&engine, b"one");
+        let moved = dir.path().join("moved");
+        std::fs::rename(&path, &moved).expect("moved");
+        let other = replaced.then(|| {
+            drop(Embedded::open(&path, &EmbeddedOptions::default()).expect("another"));
+        });
+        let said = engine.reopen().expect_err("an index is made anew").to_string();
+        assert!(said.contains("moved away"), "{said}");
+        assert_eq!(path.exists(), other.is_some());
+        // Once it is back, it goes on.
+        std::fs::remove_dir_all(&path).ok();
+        std::fs::rename(&moved, &path).expect("moved back");
+        engine.reopen().expect("opened");
+        let read = vec![Key::new(0, b"one")];
+        let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
+        assert_eq!(found.expect("read"), Outcome::Committed(vec![Some(b"value".to_vec())]));
+    }
+}
