@@ -7,7 +7,9 @@ mod rig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use forebay_meta::{Embedded, EmbeddedOptions};
 use forebay_node::{CheckRequest, Node, NodeError};
+use forebay_store::Tier;
 use forebay_store::decorators::Transparent;
 use rig::kept::{end, files_below, lose_index, objects, spills};
 use rig::{CONTEXT, KIB, MIB, Rig, noise, same};
@@ -168,6 +170,85 @@ fn note_of_a_rebuild_when_it_is_of_a_newer_version_then_it_is_refused_and_nothin
     assert!(said.contains("newer version") && said.contains("rebuilding"), "{said}");
     std::fs::write(&note, text).unwrap();
     all_there(&mut rig, &files, "after all");
+}
+
+/// Runs a rebuild that must be refused, and gives what it says.
+fn refused_rebuild(rig: &Rig) -> String {
+    let request = CheckRequest {
+        tiers: vec![rig.dir.join("tier0")],
+        backing: Some(rig.backing()),
+        rebuild: true,
+        ..CheckRequest::default()
+    };
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        match forebay_node::check(&request, &mut |_| true) {
+            Err(NodeError::Store(forebay_store::StoreError::Locked { .. })) => {
+                // A thread of the node before is at its last breath.
+                assert!(std::time::Instant::now() < until, "the tier stays locked");
+            }
+            checked => {
+                return checked.expect_err("a rebuild goes on without the index").to_string();
+            }
+        }
+    }
+}
+
+fn open_index(path: &std::path::Path) -> Embedded {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        match Embedded::open(path, &EmbeddedOptions::default()) {
+            Err(error) => assert!(std::time::Instant::now() < until, "{error}"),
+            Ok(opened) => return opened,
+        }
+    }
+}
+
+/// That of a daemon, or of another rebuild.
+#[test]
+fn rebuild_when_somebody_has_the_index_open_then_it_stays_where_it_is() {
+    let _alone = rig::alone();
+    let (mut rig, files) = scene();
+    let index = rig.dir.join("tier0/state/meta");
+    let opened = open_index(&index);
+    let said = refused_rebuild(&rig);
+    assert!(said.contains("in use"), "{said}");
+    assert!(index.join("version").exists(), "it was moved");
+    assert!(!rig.dir.join("tier0/state/rebuilding").exists());
+    drop(opened);
+    all_there(&mut rig, &files, "in use");
+}
+
+/// Spill files whose names only it knows would be set aside for good.
+#[test]
+fn rebuild_when_the_old_index_cannot_be_read_for_a_moment_then_it_is_refused_and_the_next_loses_nothing()
+ {
+    let _alone = rig::alone();
+    let (mut rig, files) = scene();
+    assert!(interrupted(&rig, "node.rebuild.begun", 0));
+    let opened = open_index(&rig.dir.join("tier0/state/meta.before-rebuild"));
+    let said = refused_rebuild(&rig);
+    assert!(said.contains("meta.before-rebuild") && said.contains("--accept-loss"), "{said}");
+    drop(opened);
+    all_there(&mut rig, &files, "for a moment");
+}
+
+/// Between the look and the rebuild a mount could begin, whose index would be moved away under it.
+#[test]
+fn tiers_when_they_are_rebuilt_then_locked_from_the_first_look_on() {
+    let _alone = rig::alone();
+    let (mut rig, files) = scene();
+    let tier = rig.dir.join("tier0");
+    let locked = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = locked.clone();
+    fail::cfg_callback("node.rebuild.begun", move || {
+        let lock = forebay_store::tier::DirTier::open(&tier).unwrap().lock();
+        seen.lock().unwrap().push(lock.is_err());
+    })
+    .unwrap();
+    all_there(&mut rig, &files, "locked");
+    fail::remove("node.rebuild.begun");
+    assert_eq!(*locked.lock().unwrap(), [true]);
 }
 
 /// The sequence of an inode number.

@@ -107,8 +107,7 @@ pub fn check(request: &CheckRequest, progress: &mut dyn FnMut(u64) -> bool) -> R
         if let Some(path) = &request.backing {
             mend_mark(&DirBacking::open(path, &first.id().to_string())?, true, &mut checked)?;
         }
-        drop(tiers);
-        return crate::lifecycle::rebuild::rebuild(request, &state_dir, checked, progress);
+        return crate::lifecycle::rebuild::rebuild(request, tiers, &state_dir, checked, progress);
     }
     former::refuse_half_made(&state_dir, request.backing.as_deref(), &request.tiers)?;
     let (tiers, _locks): (Vec<DirTier>, Vec<TierLock>) = tiers.into_iter().unzip();

@@ -11,13 +11,13 @@ use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use forebay_meta::{MetaStore, Record, Seq};
+use forebay_meta::{Embedded, EngineError, Error as MetaError, MetaStore, Record, Seq};
 use forebay_store::{BackingStore, DirBacking, Header, Tier, recover};
 use forebay_types::{FileKind, Ino};
 
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::check::{CheckRequest, header_of, open_meta, path_of};
+use crate::lifecycle::check::{header_of, open_meta, path_of};
 use crate::lifecycle::members;
 use crate::lifecycle::which_counts::Newest;
 use crate::node::METADATA;
@@ -76,25 +76,32 @@ impl Former {
     }
 
     /// What the indexes say, the first replaced one first, of what there is now.
+    ///
+    /// # Errors
+    /// One that is not damaged can't be read: what only it knows would be lost for good. `accepts_loss`
+    /// does without it.
     pub(crate) fn read(
-        request: &CheckRequest,
+        tiers: &[&dyn Tier],
         backing: &DirBacking,
         begun: &Begun,
+        accepts_loss: bool,
     ) -> Result<Self> {
         let (mut former, mut others) = (Former::default(), HashSet::new());
         former.highest = begun.highest;
-        for dir in &request.tiers {
-            let tier = forebay_store::tier::DirTier::open(dir)?;
+        for tier in tiers {
             tier.list(&mut |ino, header| {
                 let known = if header.is_err() { &mut others } else { &mut former.sound };
                 known.insert(ino);
                 ControlFlow::Continue(())
             })?;
-            others.extend(recover::set_aside(dir)?.iter().filter_map(|aside| aside.ino));
+            others.extend(recover::set_aside(tier.path())?.iter().filter_map(|aside| aside.ino));
         }
         others.extend(backing.list_spills()?);
         for index in &begun.replaced {
             if let Err(error) = former.ask(index, &others) {
+                if !accepts_loss && !is_lost(&error) {
+                    return Err(cant_be_read(index, &error));
+                }
                 tracing::warn!(
                     %error, index = %index.dir.display(),
                     "the old index can't be read: spill files whose names only it knows are set aside"
@@ -107,11 +114,11 @@ impl Former {
     fn ask(&mut self, index: &Replaced, others: &HashSet<u64>) -> Result<()> {
         let meta = open_meta(&index.dir)?;
         for ino in others.iter().chain(&self.sound) {
-            let Ok(record) = meta.get(Ino(*ino)) else { continue };
+            let Some(record) = said(meta.get(Ino(*ino)))? else { continue };
             if !record.is_dirty() && !record.spilled {
                 continue;
             }
-            let note = meta.setting(&spill_setting(Ino(*ino)))?;
+            let Some(note) = said(meta.setting(&spill_setting(Ino(*ino))))? else { continue };
             let spill = record.spilled.then(|| SpillNote::read(note.as_deref()));
             if index.half_made && spill.as_ref().is_some_and(|spill| !spill.acknowledged) {
                 self.unfinished.insert(*ino);
@@ -139,13 +146,43 @@ impl Former {
             after = *last;
             for (_, ino) in page {
                 let there = others.contains(&ino.0) || self.sound.contains(&ino.0);
-                let Some(record) = meta.get(ino).ok().filter(|_| !there) else { continue };
+                let Some(record) = said(meta.get(ino))?.filter(|_| !there) else { continue };
                 if is_file(&record) && !record.links.is_empty() {
                     self.gone.push(path_of(meta, ino));
                 }
             }
         }
     }
+}
+
+/// What an index says of something; nothing where it does not know that, or is damaged there.
+///
+/// # Errors
+/// It could not be asked, and may say it the next time.
+fn said<T>(answer: forebay_meta::Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(said) => Ok(Some(said)),
+        Err(MetaError::Engine(EngineError::Damaged { .. })) => Ok(None),
+        Err(error @ MetaError::Engine(_)) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether an error says that an index can't be read, however often that is tried.
+fn is_lost(error: &NodeError) -> bool {
+    matches!(
+        error,
+        NodeError::Meta(MetaError::Corrupt { .. } | MetaError::Engine(EngineError::Damaged { .. }))
+    )
+}
+
+fn cant_be_read(index: &Replaced, error: &NodeError) -> NodeError {
+    NodeError::BadState(format!(
+        "the old index in {} can't be read now, and it may be all that knows the names of files in the \
+         backing store's spill area: {error}. Nothing is lost: see to that and run the rebuild again. With \
+         --accept-loss it does without that index, and sets such files aside",
+        index.dir.display()
+    ))
 }
 
 /// An index that was replaced.
@@ -206,12 +243,18 @@ fn numbers_in(name: &str) -> impl Iterator<Item = u64> {
 
 /// Notes that a rebuild begins and puts the index out of its way; `highest` is the highest sequence of all
 /// inode numbers that are there.
+///
+/// # Errors
+/// Somebody uses the index: it would be moved away under him.
 pub(crate) fn begin(state_dir: &Path, highest: u64) -> Result<Begun> {
     drop(forebay_store::make_own(state_dir)?);
     let meta_dir = state_dir.join(METADATA);
     let mut note = Note::read(state_dir)?.unwrap_or_else(|| Note { highest, names: Vec::new() });
     let names = &mut note.names;
     if meta_dir.is_dir() {
+        if Embedded::is_in_use(&meta_dir)? {
+            return Err(MetaError::Engine(EngineError::InUse { path: meta_dir }).into());
+        }
         // One that was noted and has not moved is this one.
         let moves = names.last().is_some_and(|name| name != NONE && !state_dir.join(name).exists());
         if !moves {

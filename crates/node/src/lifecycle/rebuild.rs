@@ -14,7 +14,9 @@ use std::path::Path;
 
 use forebay_store::recover::{self, Aside};
 use forebay_store::tier::DirTier;
-use forebay_store::{Believed, DirBacking, ErrorClass, Header, Presence, StoreError, Tier};
+use forebay_store::{
+    Believed, DirBacking, ErrorClass, Header, Presence, StoreError, Tier, TierLock,
+};
 use forebay_types::Ino;
 use rustix::io::Errno;
 
@@ -154,9 +156,11 @@ fn is_no_verdict(error: &StoreError) -> bool {
     error.is_no_answer() || error.class() == ErrorClass::NoSpace
 }
 
-/// Makes the namespace anew.
+/// Makes the namespace anew. The tiers are locked from the first look at them to the end: a mount that
+/// began in between would have its index moved away under it, and what it makes taken for half made.
 pub(crate) fn rebuild(
     request: &CheckRequest,
+    locked: Vec<(DirTier, TierLock)>,
     state_dir: &Path,
     mut checked: Checked,
     progress: &mut dyn FnMut(u64) -> bool,
@@ -164,7 +168,8 @@ pub(crate) fn rebuild(
     let backing = request.backing.clone().ok_or_else(|| {
         NodeError::Config("a rebuild needs the backing store: add --backing DIR".into())
     })?;
-    let former = read_former(request, &backing, state_dir)?;
+    let all: Vec<&dyn Tier> = locked.iter().map(|(tier, _)| tier as &dyn Tier).collect();
+    let former = read_former(&all, &backing, state_dir, request.accept_loss)?;
     let tiers = request
         .tiers
         .iter()
@@ -172,7 +177,7 @@ pub(crate) fn rebuild(
         .collect();
     let config =
         NodeConfig { state_dir: request.state_dir.clone(), ..NodeConfig::new(backing, tiers) };
-    let node = Node::start_for_rebuild(config)?;
+    let node = Node::start_for_rebuild(config, locked)?;
     let trusted = node.trusted();
     node.tell_spill_maps(&trusted)?;
     node.number_above_objects()?;
@@ -208,15 +213,17 @@ pub(crate) fn rebuild(
 }
 
 /// Notes that the rebuild begins, and asks the index that it replaces.
-fn read_former(request: &CheckRequest, backing: &Path, state_dir: &Path) -> Result<Former> {
-    let tiers = request.tiers.iter().map(DirTier::open);
-    let tiers = tiers.collect::<forebay_store::Result<Vec<_>>>()?;
+fn read_former(
+    tiers: &[&dyn Tier],
+    backing: &Path,
+    state_dir: &Path,
+    accepts_loss: bool,
+) -> Result<Former> {
     let owner = tiers.first().map(|tier| tier.id().to_string()).unwrap_or_default();
     let store = DirBacking::open(backing, &owner)?;
-    let all: Vec<&dyn Tier> = tiers.iter().map(|tier| tier as &dyn Tier).collect();
-    let begun = former::begin(state_dir, former::highest_number(&all, &store)?)?;
+    let begun = former::begin(state_dir, former::highest_number(tiers, &store)?)?;
     fail_at!("node.rebuild.begun");
-    Former::read(request, &store, &begun)
+    Former::read(tiers, &store, &begun, accepts_loss)
 }
 
 impl Node {

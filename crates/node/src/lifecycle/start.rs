@@ -15,7 +15,8 @@ use forebay_meta::{
 };
 use forebay_store::backing::BackingStore;
 use forebay_store::decorators::{InterceptedBacking, Throttled};
-use forebay_store::{DirBacking, StoreIdentity, Tier};
+use forebay_store::tier::DirTier;
+use forebay_store::{DirBacking, StoreIdentity, Tier, TierLock};
 use parking_lot::Mutex;
 
 use crate::cluster::{self, Cluster, Joined};
@@ -133,9 +134,15 @@ impl Node {
         Self::assemble(config, OpenedTiers { slots: tiers, expected: &expected }, backing, None)
     }
 
-    /// A node on an empty namespace whose tiers are not looked at, for a rebuild.
-    pub(crate) fn start_for_rebuild(config: NodeConfig) -> Result<Arc<Node>> {
-        let tiers = open_tiers(&config)?;
+    /// A node on an empty namespace whose tiers, those of `config`, are locked and not looked at, for a
+    /// rebuild.
+    pub(crate) fn start_for_rebuild(
+        config: NodeConfig,
+        locked: Vec<(DirTier, TierLock)>,
+    ) -> Result<Arc<Node>> {
+        let sizes = config.tiers.iter().map(|tier| tier.size_bytes);
+        let tiers = locked.into_iter().zip(sizes);
+        let tiers: Vec<_> = tiers.map(|((tier, lock), size)| slot(tier, lock, size)).collect();
         let owner = tiers.first().map(|first| owner_of(&*first.tier)).unwrap_or_default();
         let backing = Arc::new(DirBacking::open(&config.backing, &owner)?);
         let expected = Expected::of(&backing)?;
@@ -339,16 +346,20 @@ fn make_state_dir(config: &NodeConfig, tiers: &[TierSlot]) -> Result<PathBuf> {
 fn open_tiers(config: &NodeConfig) -> Result<Vec<TierSlot>> {
     let mut tiers = Vec::new();
     for wanted in &config.tiers {
-        let tier = forebay_store::tier::DirTier::open(&wanted.dir)?;
+        let tier = DirTier::open(&wanted.dir)?;
         let lock = tier.lock()?;
-        tiers.push(TierSlot {
-            tier: Arc::new(tier),
-            room: Room::new(wanted.size_bytes),
-            health: crate::residency::failed::Health::default(),
-            lock: Mutex::new(Some(lock)),
-        });
+        tiers.push(slot(tier, lock, wanted.size_bytes));
     }
     Ok(tiers)
+}
+
+fn slot(tier: DirTier, lock: TierLock, size_bytes: u64) -> TierSlot {
+    TierSlot {
+        tier: Arc::new(tier),
+        room: Room::new(size_bytes),
+        health: crate::residency::failed::Health::default(),
+        lock: Mutex::new(Some(lock)),
+    }
 }
 
 /// The tiers of a mount that are open, and what is known of them and of the backing store.
