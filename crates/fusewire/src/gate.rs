@@ -94,6 +94,11 @@ impl Gate {
         }
     }
 
+    /// Closes the gate before anybody has passed it.
+    pub fn hold(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
     pub fn open(&self) {
         let _state = self.state.lock();
         self.closed.store(false, Ordering::SeqCst);

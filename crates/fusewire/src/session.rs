@@ -23,11 +23,14 @@ use crate::options::{Options, Transport};
 use crate::reader::Reader;
 use crate::ring::{self, HandedOver, Queue, Ring, RingParts, Rings, Worker};
 
-/// A negotiated connection with its handler, not yet served. Dropping it unmounts lazily.
+/// A negotiated connection with its handler, not yet served. Dropping it unmounts lazily, unless it was
+/// another process's.
 pub struct Session<H: Handler> {
     handler: Arc<H>,
     options: Options,
     rings: Option<Rings>,
+    /// Where it is mounted, if it was another process's: who has not served it must not unmount it.
+    adopted: Option<MountPoint>,
     mounted: Mounted,
 }
 
@@ -100,7 +103,10 @@ impl<H: Handler> Session<H> {
     /// [`Connection::notify_resend`](crate::Connection::notify_resend).
     ///
     /// # Errors
-    /// Requests come by io_uring, and its rings cannot be made; the mount stays.
+    /// Requests come by io_uring, and its rings cannot be made.
+    ///
+    /// The mount stays whatever fails, up to the end of [`Session::spawn`]: its process, or another one,
+    /// may go on with it.
     ///
     /// The device may be anything that delivers one request per read and takes one reply per
     /// write, so that a handler can be tested over a socket pair (`SOCK_SEQPACKET`).
@@ -115,9 +121,10 @@ impl<H: Handler> Session<H> {
                 return Err(Error::Uring(io::Error::other(missing)));
             }
         };
-        let point = parts.mountpoint.map(MountPoint::new);
-        let session = Self::assemble(parts.device, parts.negotiated, point, options, handler);
-        Ok(Self { rings, ..session })
+        let adopted = parts.mountpoint.map(MountPoint::new);
+        let mut session = Self::assemble(parts.device, parts.negotiated, None, options, handler);
+        (session.rings, session.adopted) = (rings, adopted);
+        Ok(session)
     }
 
     fn assemble(
@@ -130,7 +137,7 @@ impl<H: Handler> Session<H> {
         let retain = options.large_requests + options.reader_count();
         let connection = Connection::new(device, negotiated, retain);
         let mounted = Mounted { connection, point: Mutex::new(point) };
-        Self { handler, options: options.clone(), rings: None, mounted }
+        Self { handler, options: options.clone(), rings: None, adopted: None, mounted }
     }
 
     /// The connection.
@@ -144,7 +151,11 @@ impl<H: Handler> Session<H> {
         self.rings.as_ref().map(Rings::parts)
     }
 
-    /// Starts the threads.
+    /// Starts the threads. They take requests when all of them are there.
+    ///
+    /// # Errors
+    /// A thread can't be started, or the kernel refuses rings that there must be. What is mounted is
+    /// unmounted then, unless it was another process's.
     pub fn spawn(self) -> Result<Running> {
         let signal = libc::SIGRTMIN() + i32::from(self.options.park_signal);
         install_signal(signal).map_err(Error::io("installing the parking signal"))?;
@@ -170,7 +181,7 @@ impl<H: Handler> Session<H> {
         };
         let entries: usize = queues.iter().map(|(queue, _)| queue.depth()).sum();
         let buffer_limit = self.options.large_requests + readers + entries;
-        // On failure `running` is dropped, which unmounts and so ends the threads before.
+        // On failure `running` is dropped, which unmounts, if it is to, and ends the threads before.
         let on_rings = running.start_workers(&dispatch, readers, inherited, queues, parts)?;
         let must = self.options.transport == Transport::Uring || inherited != HandedOver::Nothing;
         if must && entries > 0 && !on_rings {
@@ -186,11 +197,17 @@ impl<H: Handler> Session<H> {
         for _ in 0..readers {
             gate.enter();
         }
+        gate.hold();
         for index in 0..readers {
             let reader =
                 Reader { dispatch: dispatch.clone(), gate: Arc::clone(&gate), index, buffer_limit };
-            running.start(format!("fuse-{index}"), move || reader.run())?;
+            let started = running.start(format!("fuse-{index}"), move || reader.run());
+            started.inspect_err(|_| gate.dismiss())?;
         }
+        if let Some(point) = self.adopted {
+            *running.mounted.point.lock() = Some(point);
+        }
+        gate.open();
         if inherited == HandedOver::UnderWay {
             running.wake_queues();
         }
@@ -238,6 +255,8 @@ pub struct Running {
 
 impl Running {
     fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        #[cfg(test)]
+        tests::lack_threads().map_err(Error::io("starting a thread"))?;
         let thread = std::thread::Builder::new().name(name).spawn(body);
         self.threads.lock().push(thread.map_err(Error::io("starting a thread"))?);
         Ok(())

@@ -1,5 +1,6 @@
 //! Rings that the kernel refuses after INIT, when there is no way back to another INIT.
 
+use std::cell::Cell;
 use std::process::{Command, Output};
 use std::sync::atomic::AtomicU64;
 
@@ -8,6 +9,22 @@ use crate::operation::Operation;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::types::Attr;
+
+thread_local! {
+    /// How many threads can still be started by this one, if that is bounded.
+    static THREADS: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Fails as the system does where it lacks threads.
+pub(super) fn lack_threads() -> io::Result<()> {
+    match THREADS.get() {
+        Some(0) => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+        left => {
+            THREADS.set(left.map(|left| left - 1));
+            Ok(())
+        }
+    }
+}
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -138,4 +155,46 @@ fn rings_when_not_offered_at_init_then_requests_come_by_the_device() {
     let running = session.spawn().expect("served");
     assert!(!running.is_on_rings());
     assert_served(directory.path());
+}
+
+/// Those of two daemons may be more than the system allows, for as long as one takes over from the other.
+#[test]
+fn mount_when_who_takes_it_over_lacks_threads_then_it_stays_and_its_requests_are_untouched() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = Options { transport: Transport::Classic, threads: 3, ..Options::default() };
+    let mount = match Mount::new(dir.path(), &options) {
+        Ok(mount) => mount,
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let handler = Arc::new(Empty::default());
+    let running = Session::new(mount, &options, Arc::clone(&handler)).expect("negotiated");
+    let running = running.spawn().expect("served");
+    let parts = running.release(LIMIT).expect("released");
+    let point = parts.mountpoint.clone().expect("known");
+    for lacking in 0..3 {
+        let negotiated = parts.negotiated;
+        let device = parts.device.try_clone().expect("a copy");
+        let copy = Parts { device, negotiated, mountpoint: Some(point.clone()), rings: None };
+        let fails = Arc::new(Empty::default());
+        let session = Session::from_parts(copy, &options, Arc::clone(&fails)).expect("adopted");
+        THREADS.set(Some(lacking));
+        let failed = session.spawn();
+        THREADS.set(None);
+        assert!(failed.is_err(), "{lacking}");
+        assert_eq!(fails.lookups.load(Ordering::SeqCst), 0);
+    }
+    // Nor does one that is dropped before it serves.
+    let device = parts.device.try_clone().expect("a copy");
+    let copy = Parts { device, mountpoint: Some(point.clone()), rings: None, ..parts };
+    drop(Session::from_parts(copy, &options, Arc::clone(&handler)).expect("adopted"));
+    let mounted = std::fs::read_to_string("/proc/self/mounts").expect("listed");
+    assert!(mounted.contains(point.to_str().expect("text")), "it was unmounted");
+    let last = Session::from_parts(parts, &options, Arc::clone(&handler)).expect("adopted");
+    let last = last.spawn().expect("served");
+    assert_served(&point);
+    last.unmount(true).expect("unmounted");
+    last.join().expect("ended");
 }
