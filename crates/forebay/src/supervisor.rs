@@ -39,6 +39,8 @@ const SETTINGS: RawFd = 106;
 /// The most descriptors of one message.
 const MAX: usize = KEPT.len() + 1;
 const MESSAGE: usize = 4;
+/// The status of a process that has failed.
+const DIED: c_int = 1 << 8;
 
 /// The daemon's end of the socket to its supervisor.
 #[derive(Debug)]
@@ -270,11 +272,13 @@ impl Watch {
             let mut status = 0;
             // SAFETY: a valid place for the status.
             let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
-            if pid <= 0 {
-                return;
-            }
-            if pid == self.daemon {
-                self.daemon_ended(status);
+            match pid {
+                0 => return,
+                // Nobody is left, so the daemon neither: it was a successor that the daemon before had buried,
+                // which has died at taking back what it had left here.
+                ..0 => self.daemon_ended(DIED),
+                _ if pid == self.daemon => self.daemon_ended(status),
+                _ => {}
             }
         }
     }

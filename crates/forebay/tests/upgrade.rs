@@ -123,7 +123,7 @@ fn failing_after_it_began(site: &Site, how: &str) -> String {
     let program = site.path("home/failing");
     let number = site.text("home/successor");
     let script = format!(
-        "#!/bin/sh\necho $$ > {number}\nexport FAILPOINTS='node.resumed={how}'\nexec {} \"$@\"\n",
+        "#!/bin/sh\necho $$ > {number}\nexport FAILPOINTS='{how}'\nexec {} \"$@\"\n",
         env!("CARGO_BIN_EXE_forebay")
     );
     fs::write(&program, script).unwrap();
@@ -141,7 +141,7 @@ fn upgrade_when_the_new_daemon_dies_after_it_has_worked_then_the_old_one_looks_a
     let daemon = site.daemon();
     let (file, below) = (site.path("mnt/file"), site.path("backing/file"));
     fs::write(&file, "first").unwrap();
-    let program = failing_after_it_began(&site, "sleep(60000)");
+    let program = failing_after_it_began(&site, "node.resumed=sleep(60000)");
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| upgrade(&site, &["--program", &program]));
         let is_flushed = || fs::read(&below).is_ok_and(|bytes| bytes == b"first");
@@ -173,13 +173,47 @@ fn upgrade_when_the_new_daemon_can_not_serve_then_no_clean_end_is_noted() {
     site.mount(&[]);
     let daemon = site.daemon();
     fs::write(site.path("mnt/file"), "text").unwrap();
-    let program = failing_after_it_began(&site, "return");
+    let program = failing_after_it_began(&site, "node.resumed=return");
     let (code, text) = upgrade(&site, &["--program", &program]);
     assert_ne!(code, 0, "{text}");
     assert!(site.path("home/successor").exists(), "{text}");
     assert_eq!(site.daemon(), daemon, "{text}");
     assert!(!site.path("tier/state/clean-end").exists(), "a power cut would not be noticed");
     assert_eq!(fs::read_to_string(site.path("mnt/file")).unwrap(), "text");
+    site.umount();
+}
+
+/// Its mount is kept, but who keeps it was told to wait for a daemon that the one before has buried.
+#[test]
+fn daemon_when_it_dies_at_taking_back_what_its_dead_successor_had_then_another_one_serves() {
+    if !can_mount() {
+        return;
+    }
+    let site = Site::new();
+    let (tier, backing, mnt) = (site.text("tier"), site.text("backing"), site.text("mnt"));
+    let mut mount = site.command(env!("CARGO_BIN_EXE_forebay"));
+    mount.args(["mount", &backing, &mnt, "--tier", &format!("{tier}=64M")]);
+    let (code, text) = outcome(mount.env("FAILPOINTS", "node.resumed=sleep(6000)"));
+    assert_eq!(code, 0, "{text}");
+    let daemon = site.daemon();
+    fs::write(site.path("mnt/file"), "text").unwrap();
+    let program = failing_after_it_began(&site, "node.kept=return");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| upgrade(&site, &["--program", &program]));
+        let successor =
+            || fs::read_to_string(site.path("home/successor")).ok()?.trim().parse().ok();
+        assert!(wait_for(Duration::from_secs(50), || successor().is_some()));
+        let successor: i32 = successor().unwrap();
+        // Buried, not only dead.
+        let place = std::path::PathBuf::from(format!("/proc/{successor}"));
+        assert!(wait_for(Duration::from_secs(50), || !place.exists()), "it does not fail");
+        signal(daemon, Signal::KILL);
+        assert_ne!(asked.join().unwrap().0, 0);
+    });
+    let mut read = site.command_within("60", "cat");
+    let (code, text) = outcome(read.arg(site.path("mnt/file")));
+    assert_eq!((code, text.as_str()), (0, "text"));
+    assert_ne!(site.daemon(), daemon);
     site.umount();
 }
 

@@ -162,7 +162,8 @@ pub struct Takeover<'a> {
 /// come again.
 ///
 /// # Errors
-/// When threads can't be started. The mount stays and its users wait.
+/// When threads can't be started. The mount stays and its users wait: the daemon before goes on with it, or
+/// whoever keeps it starts another one.
 pub fn adopt(
     node: Arc<Node>,
     mountpoint: &Path,
@@ -173,8 +174,8 @@ pub fn adopt(
     let options = transport_options(&node, options);
     let (generation, membership) =
         (node.handle_generation(), node.cluster().map(Cluster::membership));
-    let front =
-        Front::new(node).map_err(|source| Error::Io { what: "starting a thread", source })?;
+    let front = Front::new(node.clone())
+        .map_err(|source| Error::Io { what: "starting a thread", source })?;
     let front = Arc::new(front);
     let negotiated = state.negotiated;
     if let Some(held) = &state.listings {
@@ -200,11 +201,12 @@ pub fn adopt(
             keeper,
         )?;
     }
+    node.before_what_is_kept_serves()
+        .map_err(|error| Error::Io { what: "serving", source: io::Error::other(error) })?;
     let on_rings = rings.is_some();
     let parts = Parts { device, negotiated, mountpoint: Some(mountpoint.into()), rings };
     let session = Session::from_parts(parts, &options, Arc::clone(&front))?;
-    // From here on a failure unmounts: nobody would serve. Before anything is read: what we have taken
-    // must not come twice. What rings hold is found there.
+    // Before anything is read: what we have taken must not come twice. What rings hold is found there.
     let unanswered = !state.node.at_rest || state.node.waiters > 0;
     if unanswered
         && !on_rings

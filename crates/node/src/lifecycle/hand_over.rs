@@ -182,6 +182,15 @@ impl Node {
         Ok(())
     }
 
+    /// After the mount was left with who keeps it, and before it is served.
+    ///
+    /// # Errors
+    /// Where a test wants it to fail.
+    pub fn before_what_is_kept_serves(&self) -> Result<()> {
+        fail_at!("node.kept");
+        Ok(())
+    }
+
     /// An open file, as a successor must know it.
     #[must_use]
     pub fn open_handle(&self, fh: u64) -> Option<OpenHandle> {
