@@ -178,6 +178,7 @@ impl Node {
                 file.dirty = false;
                 Event::Clean { object }
             }
+            Action::Flush { .. } => Event::Unflushed { object },
             _ => Event::Refused { object },
         };
         self.tell(&event);
@@ -394,6 +395,95 @@ fn pressure_with_everything_open_then_room_is_made_at_the_last_close() {
     steward.step(Tick(3), &Event::Idle { object: Ino(2) }, &mut actions);
     assert_eq!(actions, [Action::Evict { object: Ino(2), tier: Tier(0) }]);
     assert_eq!(steward.next_deadline(), None);
+}
+
+/// A tier of 100 bytes without marks, with objects of `bytes` each that nobody uses.
+fn full_tier(bytes: &[u64]) -> Steward {
+    let tier = TierConfig { capacity: Bytes(100), high: Bytes(100), low: Bytes(100) };
+    let mut steward = Steward::new(&StewardConfig::new(vec![tier], "lru")).expect("sound");
+    for (object, &bytes) in (1..).map(Ino).zip(bytes) {
+        let arrives = Event::Resident { object, tier: Tier(0), bytes: Bytes(bytes) };
+        assert_eq!(told(&mut steward, 1, &arrives), []);
+    }
+    steward
+}
+
+fn told(steward: &mut Steward, now: u64, event: &Event) -> Vec<Action> {
+    let mut actions = Vec::new();
+    steward.step(Tick(now), event, &mut actions);
+    actions
+}
+
+const fn evict(object: u64) -> Action {
+    Action::Evict { object: Ino(object), tier: Tier(0) }
+}
+
+const fn pressure(need: u64) -> Event {
+    Event::Pressure { tier: Tier(0), need: Bytes(need) }
+}
+
+#[test]
+fn victim_that_is_refused_when_it_is_clean_then_it_leaves_at_once_for_who_waits() {
+    let mut steward = full_tier(&[100]);
+    assert_eq!(told(&mut steward, 2, &pressure(10)), [evict(1)]);
+    assert_eq!(told(&mut steward, 3, &Event::Refused { object: Ino(1) }), []);
+    assert_eq!(told(&mut steward, 4, &Event::Clean { object: Ino(1) }), [evict(1)]);
+    assert_eq!(told(&mut steward, 5, &Event::Removed { object: Ino(1) }), []);
+    assert_eq!(steward.next_deadline(), None, "nothing is left of the pause");
+}
+
+#[test]
+fn victim_that_is_refused_when_a_writer_waits_then_the_next_one_goes_at_once() {
+    let mut steward = full_tier(&[50, 50]);
+    assert_eq!(told(&mut steward, 2, &pressure(10)), [evict(1)]);
+    assert_eq!(told(&mut steward, 3, &Event::Refused { object: Ino(1) }), [evict(2)]);
+    assert_eq!(told(&mut steward, 4, &Event::Removed { object: Ino(2) }), []);
+    assert_eq!(told(&mut steward, 2 * Tick::SECOND, &Event::Tick), [], "there is room");
+}
+
+#[test]
+fn pressure_when_an_open_file_has_grown_without_a_word_then_others_leave_all_the_same() {
+    let mut steward = full_tier(&[10, 10]);
+    assert_eq!(told(&mut steward, 2, &pressure(15)), [evict(1), evict(2)]);
+    assert_eq!(told(&mut steward, 3, &Event::Removed { object: Ino(1) }), []);
+    assert_eq!(told(&mut steward, 4, &pressure(5)), [], "the other one is on its way");
+}
+
+#[test]
+fn pressure_when_no_writer_waits_any_more_then_nothing_leaves_for_it() {
+    let mut steward = full_tier(&[100]);
+    told(&mut steward, 2, &Event::Busy { object: Ino(1) });
+    assert_eq!(told(&mut steward, 3, &pressure(10)), []);
+    assert_eq!(told(&mut steward, 4, &pressure(0)), []);
+    assert_eq!(steward.next_deadline(), None);
+    assert_eq!(told(&mut steward, 5, &Event::Idle { object: Ino(1) }), []);
+}
+
+#[test]
+fn flush_that_fails_then_others_leave_and_it_is_not_asked_for_again_and_again() {
+    let mut steward = full_tier(&[50, 50]);
+    let object = Ino(1);
+    told(&mut steward, 2, &Event::Dirty { object });
+    assert_eq!(told(&mut steward, 3, &pressure(10)), [Action::Flush { object }]);
+    assert_eq!(told(&mut steward, 4, &Event::Unflushed { object }), [evict(2)]);
+    assert_eq!(told(&mut steward, 5, &Event::Refused { object: Ino(2) }), []);
+    let mut flushes = 0;
+    for second in 1..=55 {
+        for action in told(&mut steward, second * Tick::SECOND, &Event::Tick) {
+            match action {
+                Action::Flush { .. } => flushes += 1,
+                _ => drop(told(
+                    &mut steward,
+                    second * Tick::SECOND,
+                    &Event::Refused { object: Ino(2) },
+                )),
+            }
+        }
+    }
+    assert_eq!(flushes, 0);
+    let now = 55 * Tick::SECOND + 1;
+    assert_eq!(told(&mut steward, now, &Event::Unflushed { object }), [], "nobody asked for that");
+    assert!(told(&mut steward, now, &Event::Clean { object }).contains(&evict(1)));
 }
 
 #[test]

@@ -449,6 +449,8 @@ metrics! {
         "Age of the oldest entry of the backlog.";
     evictions: Counter = "forebay_evictions_total", "files", Stable,
         "Files removed from the tiers to make room.";
+    vain_waits: Counter = "forebay_vain_waits_total", "waits", Experimental,
+        "Waits of writers for room on a tier that ended without any.";
     demotions: Counter = "forebay_demotions_total", "files", Stable,
         "Files moved to a slower tier to make room.";
     evicted_bytes: Counter = "forebay_evicted_bytes_total", "bytes", Stable,

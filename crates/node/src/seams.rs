@@ -117,10 +117,8 @@ impl AboveResidency for Upper {
         }
     }
 
-    fn want(&self, ino: Ino) {
-        if let Ok(node) = self.node() {
-            node.writeback.reconciler.wanted.lock().insert(ino.0);
-        }
+    fn flush_soon(&self, ino: Ino) -> bool {
+        self.node().is_ok_and(|node| node.writeback.flush_soon(ino))
     }
 
     fn is_wanted(&self, ino: Ino) -> bool {

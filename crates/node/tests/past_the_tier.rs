@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
+use forebay_node::metrics::Source;
 use forebay_node::{
     AtOnce, Coherence, Context, Durability, NodeConfig, Passthrough, SetAttr, SetTime, Timestamp,
+    WritebackPolicy,
 };
 use forebay_store::decorators::{Interceptor, Operation, Stuck, Transparent, Verdict};
 use forebay_testing::wait_until;
@@ -612,4 +614,49 @@ fn write_for_which_no_tier_has_room_when_somebody_looks_at_the_part_that_is_here
     rig.node().release(fh);
     rig.drain();
     rig::same(&rig.plain("file"), &bytes, "below");
+}
+
+/// A store in which nothing is published for as long as it is said.
+#[derive(Default)]
+struct Unpublished(AtomicBool);
+
+impl Interceptor for Unpublished {
+    fn before(&self, operation: Operation, _: u64) -> Verdict {
+        while operation == Operation::Commit && self.0.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn writes_when_an_open_file_has_most_of_the_tier_and_clean_files_the_rest_then_they_go_at_once() {
+    let slow = Arc::new(Unpublished::default());
+    let rig = Rig::new(&[20 * MIB], slow.clone(), |config| {
+        config.writeback = WritebackPolicy::OnClose;
+    });
+    let log = rig.create("log");
+    for at in 0..64 {
+        rig.write(log, at * 256 * KIB, &[1; 256 << 10]);
+    }
+    for name in 0..8 {
+        rig.put(&format!("clean-{name}"), &noise(name, 400 * KIB));
+    }
+    let metrics = rig.node().metrics();
+    let all_clean = || metrics.flushes.get() == 8 && rig.node().writeback().backlog_len() <= 1;
+    wait_until("the others are written back", all_clean);
+    slow.0.store(true, Ordering::Release);
+    // Somebody is at work on the store all the time.
+    rig.put("slow", b"bytes");
+    let fh = rig.create("new");
+    for at in 0..32 {
+        rig.write(fh, at * 64 * KIB, &[2; 64 << 10]);
+    }
+    assert_eq!(metrics.vain_waits.get(), 0, "it waits for what does not come");
+    assert_eq!(metrics.bytes.of(Source::Spill).get(), 0, "it goes past the tier");
+    slow.0.store(false, Ordering::Release);
+    rig.node().release(fh);
+    rig.node().release(log);
+    rig.drain();
+    rig::same(&rig.plain("new"), &[2; 2 << 20], "below");
 }

@@ -43,7 +43,8 @@ pub enum Event {
         /// The object.
         object: Ino,
     },
-    /// The backing store has everything.
+    /// The backing store has everything, and the driver would let it go. Also ends what it was left alone
+    /// for.
     Clean {
         /// The object.
         object: Ino,
@@ -69,15 +70,22 @@ pub enum Event {
         /// The object.
         object: Ino,
     },
-    /// A writer needs this many more bytes on the tier now.
+    /// A writer waits for room on the tier. How much of it the tier has is for the driver to say: open files
+    /// grow without a word.
     Pressure {
         /// Where.
         tier: Tier,
-        /// How many more than are in use.
+        /// Bytes that have to go, with those that are on their way out. 0: no writer waits there any more.
         need: Bytes,
     },
     /// What was asked for by an action cannot be done now.
     Refused {
+        /// The object.
+        object: Ino,
+    },
+    /// The object was to be flushed and could not be written back: it stays, and is tried again by whoever
+    /// writes it back, without being asked.
+    Unflushed {
         /// The object.
         object: Ino,
     },

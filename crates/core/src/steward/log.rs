@@ -90,6 +90,7 @@ fn write_event(now: Tick, event: &Event, out: &mut String) -> std::fmt::Result {
         Event::Unpinned { object } => writeln!(out, "unpinned {object}"),
         Event::Pressure { tier, need } => writeln!(out, "pressure {tier} {need}"),
         Event::Refused { object } => writeln!(out, "refused {object}"),
+        Event::Unflushed { object } => writeln!(out, "unflushed {object}"),
         Event::Hint { job, change } => match change {
             HintChange::Append(references) => {
                 write!(out, "append {job}")?;
@@ -192,6 +193,7 @@ fn read_event(line: usize, text: &str) -> Result<(Tick, Event), LogError> {
         "unpinned" => Event::Unpinned { object: w.object()? },
         "pressure" => Event::Pressure { tier: w.tier()?, need: w.bytes()? },
         "refused" => Event::Refused { object: w.object()? },
+        "unflushed" => Event::Unflushed { object: w.object()? },
         "append" => {
             let job = w.number("a job")?;
             let mut references = Vec::new();

@@ -2,7 +2,7 @@
 
 mod ahead;
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 
 use super::{
     Action, ConfigError, Event, HintChange, Placement, StewardConfig, TierConfig, TierSnapshot,
@@ -16,6 +16,10 @@ use crate::unit::{Bytes, Ino, Tick, Tier};
 
 /// Accesses that an object on a slower tier must have had there before it moves up.
 const PROMOTE_AFTER: u8 = 2;
+
+/// What could not be written back is left alone for so many pauses, unless it is before: whoever writes it
+/// back tries again by himself.
+const FLUSH_PAUSES: u64 = 60;
 
 /// What is under way with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +94,7 @@ struct TierState {
     incoming: Bytes,
     /// Room is being made down to the low mark.
     relieving: bool,
-    /// Bytes that a writer waits for.
+    /// Bytes that have to go still for a writer who waits. What is on its way out may have to stay after all.
     pressure: Bytes,
     /// The most that an object was found to take beyond what it asked for: its header and the rest of
     /// its last block. Without room for that every newcomer to a full tier would pass the high mark,
@@ -106,11 +110,7 @@ impl TierState {
 
     /// Bytes that must be set moving now.
     fn lacking(&self) -> Bytes {
-        let pressed = if self.pressure == Bytes::ZERO {
-            Bytes::ZERO
-        } else {
-            self.level() + self.pressure - self.config.capacity
-        };
+        let pressed = self.pressure - self.leaving;
         let marked = if self.relieving { self.level() - self.config.low } else { Bytes::ZERO };
         pressed.max(marked)
     }
@@ -142,7 +142,7 @@ pub struct Steward {
     tier_states: Vec<TierState>,
     objects: Map<ObjectState>,
     /// Objects left alone, in the order in which their pauses end.
-    pauses: VecDeque<(Tick, Ino)>,
+    pauses: BTreeSet<(Tick, u64)>,
     batch: usize,
     refusal_pause: u64,
     deadline: Option<Tick>,
@@ -181,7 +181,7 @@ impl Steward {
         Ok(Self {
             tier_states,
             objects: Map::default(),
-            pauses: VecDeque::new(),
+            pauses: BTreeSet::new(),
             batch: config.batch.max(1),
             refusal_pause: config.refusal_pause.max(1),
             deadline: None,
@@ -225,10 +225,12 @@ impl Steward {
             }
             Event::Pressure { tier, need } => {
                 if let Some(tier_state) = self.tier_states.get_mut(tier.index()) {
-                    tier_state.pressure = tier_state.pressure.max(*need);
+                    let pressed = tier_state.pressure.max(*need);
+                    tier_state.pressure = if *need > Bytes::ZERO { pressed } else { Bytes::ZERO };
                 }
             }
             Event::Refused { object } => self.refused(now, *object),
+            Event::Unflushed { object } => self.unflushed(now, *object),
             Event::Hint { job, change } => self.hint(*job, change),
             Event::Fetched { object } => self.fetched(*object),
             Event::Tick => {}
@@ -245,7 +247,7 @@ impl Steward {
     /// When to call [`Self::step`] with [`Event::Tick`] if nothing else happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        let pause = self.pauses.front().map(|(until, _)| *until);
+        let pause = self.pauses.first().map(|(until, _)| *until);
         [self.deadline, pause].into_iter().flatten().min()
     }
 
@@ -295,6 +297,18 @@ impl Steward {
         tiers
     }
 
+    /// Bytes that are known to be on a tier.
+    #[must_use]
+    pub fn used(&self, tier: Tier) -> Bytes {
+        self.tier_states.get(tier.index()).map_or(Bytes::ZERO, |state| state.used)
+    }
+
+    /// Whether anything is on its way out of a tier.
+    #[must_use]
+    pub fn is_leaving(&self, tier: Tier) -> bool {
+        self.tier_states.get(tier.index()).is_some_and(|state| state.leaving > Bytes::ZERO)
+    }
+
     /// Changes what is remembered of an object, which need not be resident.
     fn change(&mut self, object: Ino, change: impl FnOnce(&mut ObjectState)) {
         let state = self.objects.entry(object.0).or_insert(ObjectState::NEW);
@@ -306,12 +320,12 @@ impl Steward {
 
     /// Puts objects whose pause is over back into their policies' order.
     fn wake(&mut self, now: Tick) {
-        while let Some(&(until, object)) = self.pauses.front() {
+        while let Some(&(until, object)) = self.pauses.first() {
             if until > now {
                 break;
             }
-            self.pauses.pop_front();
-            self.reconsider(now, object);
+            self.pauses.pop_first();
+            self.reconsider(now, Ino(object));
         }
     }
 
@@ -531,6 +545,7 @@ impl Steward {
             *promised = bytes;
         }
         let tier_state = &mut self.tier_states[tier.index()];
+        tier_state.pressure -= before.bytes - bytes;
         tier_state.used = tier_state.used - before.bytes + bytes;
         tier_state.leaving -= state.leaving();
         state.bytes = bytes;
@@ -548,6 +563,7 @@ impl Steward {
         if let Some(home) = state.home.take() {
             let tier_state = &mut self.tier_states[home.index()];
             tier_state.used -= state.bytes;
+            tier_state.pressure -= state.bytes;
             tier_state.policy.removed(object.0);
         }
         state.bytes = Bytes::ZERO;
@@ -563,6 +579,7 @@ impl Steward {
 
     fn clean(&mut self, now: Tick, object: Ino, actions: &mut Vec<Action>) {
         self.change(object, |state| state.dirty = false);
+        self.end_pause(now, object);
         let Some(state) = self.objects.get_mut(&object.0) else { return };
         let (Transfer::Flushing { keep }, Some(home)) = (state.transfer, state.home) else {
             return;
@@ -580,10 +597,33 @@ impl Steward {
     /// The driver could not do it: the object is back, and left alone for a while.
     fn refused(&mut self, now: Tick, object: Ino) {
         self.settle(object);
-        let until = now.after(self.refusal_pause);
-        self.change(object, |state| state.paused = until);
-        if self.objects.contains_key(&object.0) {
-            self.pauses.push_back((until, object));
+        self.pause(object, now.after(self.refusal_pause));
+    }
+
+    /// It could not be written back: it stays, and others have their turn.
+    fn unflushed(&mut self, now: Tick, object: Ino) {
+        let flushing = |state: &ObjectState| matches!(state.transfer, Transfer::Flushing { .. });
+        if self.objects.get(&object.0).is_some_and(flushing) {
+            self.settle(object);
+            self.pause(object, now.after(self.refusal_pause.saturating_mul(FLUSH_PAUSES)));
+        }
+    }
+
+    fn pause(&mut self, object: Ino, until: Tick) {
+        let Some(state) = self.objects.get_mut(&object.0) else { return };
+        self.pauses.remove(&(state.paused, object.0));
+        state.paused = until;
+        self.pauses.insert((until, object.0));
+        self.change(object, |_| {});
+    }
+
+    /// What it was left alone for is over: it may leave now.
+    fn end_pause(&mut self, now: Tick, object: Ino) {
+        if let Some(state) = self.objects.get_mut(&object.0)
+            && self.pauses.remove(&(state.paused, object.0))
+        {
+            state.paused = now;
+            self.reconsider(now, object);
         }
     }
 
@@ -694,9 +734,8 @@ impl Steward {
             }
             let tier_state = &mut self.tier_states[rank];
             tier_state.relieving &= tier_state.level() > tier_state.config.low;
-            if tier_state.level() + tier_state.pressure <= tier_state.config.capacity {
-                tier_state.pressure = Bytes::ZERO;
-            }
+            // No more can go than is there.
+            tier_state.pressure = tier_state.pressure.min(tier_state.used);
         }
     }
 

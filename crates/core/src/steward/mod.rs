@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `Evict`, `Truncate` | `Removed`, `Resident` (with the bytes that are left), or `Refused` |
 //! | `Demote`, `Promote` | `Resident` on the new tier, `Removed`, or `Refused` |
-//! | `Flush` | `Clean`, `Removed`, or `Refused` |
+//! | `Flush` | `Clean`, `Removed`, or `Unflushed` |
 //! | `Place` | `Resident`, or `Removed` when the fetch failed |
 //! | `Fetch` | `Resident` or `Removed`, then `Fetched` |
 //! | `Place` of what is there already, `Bypass`, `Cancel` | none |

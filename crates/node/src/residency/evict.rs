@@ -24,6 +24,7 @@ use crate::residency::Residency;
 use crate::residency::TierSlot;
 use crate::residency::data_location::{Charge, DataLocation, TierObject, Underlay};
 use crate::residency::files::FileRef;
+use crate::residency::room::Waited;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
@@ -31,6 +32,70 @@ const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
 /// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
 const MIN_KEPT: u64 = 2 << 20;
 const MAX_KEPT: u64 = 32 << 20;
+
+/// A writer that wants so much room on a tier. As long as there is one, the steward has others make way.
+struct Wanting<'a> {
+    residency: &'a Residency,
+    tier: u8,
+    need: u64,
+    /// What the tier's file system lacked at the beginning, and the bytes of the objects that had gone by then.
+    /// What goes need not show there at once: it is not asked for a second time.
+    disk_lacks: u64,
+    gone_before: u64,
+}
+
+/// What came of having others make way.
+struct Pressed {
+    /// Some are written back first.
+    flushing: bool,
+    /// Some could not go.
+    refused: bool,
+}
+
+impl<'a> Wanting<'a> {
+    fn new(residency: &'a Residency, tier: u8, need: u64) -> Self {
+        let room = &residency.slot(tier).room;
+        room.start_wanting();
+        let disk_lacks = need.saturating_sub(residency.free_on_disk(tier));
+        Wanting { residency, tier, need, disk_lacks, gone_before: room.gone().1 }
+    }
+
+    /// Bytes that have to go still.
+    fn missing(&self) -> u64 {
+        let room = &self.residency.slot(self.tier).room;
+        let disk = self.disk_lacks.saturating_sub(room.gone().1 - self.gone_before);
+        self.need.saturating_sub(room.free()).max(disk)
+    }
+
+    fn lacks_room(&self) -> bool {
+        self.missing() > 0
+    }
+
+    /// Has others make way.
+    fn press(&self) -> Pressed {
+        let mut actions = Vec::new();
+        let need = Bytes(self.missing());
+        self.residency.step(Event::Pressure { tier: unit::Tier(self.tier), need }, &mut actions);
+        let mut pressed = Pressed { flushing: false, refused: false };
+        for action in actions {
+            let flushes = matches!(action, Action::Flush { .. });
+            let done = self.residency.perform(action);
+            pressed.flushing |= flushes && done;
+            pressed.refused |= !done;
+        }
+        pressed
+    }
+}
+
+impl Drop for Wanting<'_> {
+    fn drop(&mut self) {
+        let none = Event::Pressure { tier: unit::Tier(self.tier), need: Bytes(0) };
+        let room = &self.residency.slot(self.tier).room;
+        room.stop_wanting(|| {
+            self.residency.decide(none);
+        });
+    }
+}
 
 impl Residency {
     /// Charges `bytes` to a tier if both its configured size and its file system have them. The last
@@ -49,7 +114,7 @@ impl Residency {
     }
 
     /// Bytes that may still be charged to a tier.
-    fn free_on(&self, tier: u8) -> u64 {
+    pub(super) fn free_on(&self, tier: u8) -> u64 {
         self.slot(tier).room.free().min(self.free_on_disk(tier))
     }
 
@@ -60,37 +125,51 @@ impl Residency {
     /// Makes `need` bytes free on a tier if that is possible: evicts and demotes, and waits for
     /// flushes as long as they bring something. Where they do not (all is open, or the backing store
     /// is too slow), only the first writer waits, and those after it go past the tier at once.
+    ///
+    /// What is not yet in the backing store and does not get there, as in one that is full, leaves its turn to
+    /// what is. What is made free is nobody's: another writer may take it first.
     pub(crate) fn free_room(&self, tier: u8, need: u64) -> bool {
-        let room = &self.tiers[usize::from(tier)].room;
-        let limit = Instant::now() + self.config.backing_timeout;
         self.discard_removed();
+        if self.free_on(tier) >= need || self.is_used_up(tier, need) {
+            return self.free_on(tier) >= need;
+        }
+        let room = &self.slot(tier).room;
+        let wanting = Wanting::new(self, tier, need);
+        let limit = Instant::now() + self.config.backing_timeout;
+        let mut patience = Instant::now() + ROOM_TIMEOUT;
         loop {
+            // Before the look: what comes from here on need not be waited for.
+            let (seen, used, (gone, _)) = (room.freed(), room.used(), room.gone());
             if self.free_on(tier) >= need {
                 return true;
             }
-            if need > room.size() || Instant::now() >= limit {
+            if Instant::now() >= limit || !wanting.lacks_room() {
                 return false;
             }
-            let before = room.used();
-            let mut actions = Vec::new();
-            let missing = need.saturating_sub(self.free_on(tier)).max(1);
-            self.step(
-                Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) },
-                &mut actions,
-            );
-            let mut flushing = false;
-            for action in actions {
-                flushing |= matches!(action, Action::Flush { .. });
-                self.perform(action);
-            }
-            if room.used() < before {
+            let pressed = wanting.press();
+            let comes = || room.used() < used || room.gone().0 != gone;
+            if comes() {
+                patience = Instant::now() + ROOM_TIMEOUT;
                 continue;
             }
-            let may_come = flushing || !self.above.is_idle();
-            if !may_come || !room.is_worth_waiting() {
+            // Others have their turn: these are left alone for a while.
+            if pressed.refused && Instant::now() < patience {
+                continue;
+            }
+            // Others may be at it: what leaves counts as gone where it is decided what goes.
+            let leaves = self.steward.lock().is_leaving(unit::Tier(tier));
+            let may_come = pressed.flushing || leaves || !self.above.is_idle();
+            if !may_come && room.freed() != seen {
+                continue;
+            }
+            if !may_come || !room.is_worth_waiting() || self.is_used_up(tier, need) {
                 return self.free_on(tier) >= need;
             }
-            if !room.wait(ROOM_TIMEOUT) && room.used() >= before {
+            let waited = room.wait(seen, patience);
+            if comes() {
+                patience = Instant::now() + ROOM_TIMEOUT;
+            } else if waited == Waited::Long {
+                self.metrics.vain_waits.inc();
                 room.waited_in_vain();
                 return self.free_on(tier) >= need;
             }
@@ -101,13 +180,22 @@ impl Residency {
     pub(crate) fn free_room_at_once(&self, tier: u8, need: u64) -> bool {
         self.discard_removed();
         if self.free_on(tier) < need {
-            let missing = need - self.free_on(tier);
-            let mut actions = Vec::new();
-            let pressure = Event::Pressure { tier: unit::Tier(tier), need: Bytes(missing) };
-            self.step(pressure, &mut actions);
-            actions.into_iter().for_each(|action| self.perform(action));
+            let wanting = Wanting::new(self, tier, need);
+            if wanting.lacks_room() {
+                wanting.press();
+            }
         }
         self.free_on(tier) >= need
+    }
+
+    /// Whether less than `need` bytes would be free of a tier if all went that is not in use.
+    fn is_used_up(&self, tier: u8, need: u64) -> bool {
+        let here = |ino: &Ino| self.residents.get(ino.0).filter(|found| found.tier == tier);
+        let in_use = self.files.in_use().into_iter().filter(|ino| self.is_open(*ino));
+        // As the steward knows them: what a file has grown by since it was opened is in neither.
+        let held: u64 = in_use.filter_map(|ino| here(&ino)).map(|found| found.charged).sum();
+        let unused = self.steward.lock().used(unit::Tier(tier)).0.saturating_sub(held);
+        self.slot(tier).room.free() + unused < need
     }
 
     /// Removes an object; an error that comes after the deed is none.

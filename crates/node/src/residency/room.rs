@@ -8,13 +8,29 @@
 //!   written, in whole blocks, and shrinks only while nobody writes (`tests/past_the_tier.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_store::{Bytes, ErrorClass, StoreError};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use crate::error::{NodeError, Result};
+
+/// So often room was given back, and was known not to come.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Freed {
+    given: u64,
+    vain: u64,
+}
+
+/// How waiting for room has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// Some was given back, or some that was expected does not come.
+    News,
+    /// The time is over.
+    Long,
+}
 
 /// The room of one tier, in bytes. Objects are charged before they grow; what is charged never
 /// exceeds the size.
@@ -24,10 +40,13 @@ pub struct Room {
     used: AtomicU64,
     /// Promised to passthrough writers beyond what their files take up.
     promised: AtomicU64,
-    freed: (Mutex<u64>, Condvar),
-    /// Objects that went, and how many had gone when somebody waited for the next in vain.
+    freed: (Mutex<Freed>, Condvar),
+    /// Objects that went, their bytes, and how many had gone when somebody waited for the next in vain.
     gone: AtomicU64,
+    gone_bytes: AtomicU64,
     vain: AtomicU64,
+    /// Writers that want room. The steward is told under this lock that none does any more.
+    wanting: Mutex<usize>,
 }
 
 impl Room {
@@ -37,9 +56,11 @@ impl Room {
             size,
             used: AtomicU64::new(0),
             promised: AtomicU64::new(0),
-            freed: (Mutex::new(0), Condvar::new()),
+            freed: Default::default(),
             gone: AtomicU64::new(0),
+            gone_bytes: AtomicU64::new(0),
             vain: AtomicU64::new(u64::MAX),
+            wanting: Mutex::new(0),
         }
     }
 
@@ -95,8 +116,28 @@ impl Room {
 
     /// As [`Room::give`], of an object that went.
     pub fn give_all(&self, bytes: u64) {
+        self.gone_bytes.fetch_add(bytes, Ordering::AcqRel);
         self.gone.fetch_add(1, Ordering::AcqRel);
         self.give(bytes);
+    }
+
+    /// Objects that went, and their bytes.
+    pub fn gone(&self) -> (u64, u64) {
+        (self.gone.load(Ordering::Acquire), self.gone_bytes.load(Ordering::Acquire))
+    }
+
+    /// A writer wants room until [`Room::stop_wanting`].
+    pub fn start_wanting(&self) {
+        *self.wanting.lock() += 1;
+    }
+
+    /// The writer wants it no more. If it was the last, `told` is called before the next one comes.
+    pub fn stop_wanting(&self, told: impl FnOnce()) {
+        let mut wanting = self.wanting.lock();
+        *wanting = wanting.saturating_sub(1);
+        if *wanting == 0 {
+            told();
+        }
     }
 
     /// Whether it is worth while to wait for room: not after somebody did in vain, until an object
@@ -138,21 +179,30 @@ impl Room {
     }
 
     fn announce(&self) {
-        *self.freed.0.lock() += 1;
+        self.freed.0.lock().given += 1;
         self.freed.1.notify_all();
     }
 
-    /// Waits until room was given back or `limit` has passed; says which.
-    pub fn wait(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        let mut count = self.freed.0.lock();
-        let before = *count;
-        while *count == before {
-            if self.freed.1.wait_until(&mut count, until).timed_out() {
-                return false;
+    /// What somebody waits for does not come: he looks for other room.
+    pub fn disappoint(&self) {
+        self.freed.0.lock().vain += 1;
+        self.freed.1.notify_all();
+    }
+
+    /// What has come until now.
+    pub fn freed(&self) -> Freed {
+        *self.freed.0.lock()
+    }
+
+    /// Waits until there is news since `seen`, but not for longer than until `until`.
+    pub fn wait(&self, seen: Freed, until: Instant) -> Waited {
+        let mut freed = self.freed.0.lock();
+        while *freed == seen {
+            if self.freed.1.wait_until(&mut freed, until).timed_out() {
+                return Waited::Long;
             }
         }
-        true
+        Waited::News
     }
 }
 
@@ -250,6 +300,31 @@ mod tests {
         assert!(!room.is_worth_waiting(), "a correction is no sign that more will come");
         room.give_all(90);
         assert!(room.is_worth_waiting());
+    }
+
+    #[test]
+    fn room_given_back_before_somebody_waits_for_it_then_he_does_not() {
+        let room = Room::new(100);
+        assert!(room.take(100));
+        let seen = room.freed();
+        room.give(10);
+        let long = Instant::now() + std::time::Duration::from_secs(60);
+        assert_eq!(room.wait(seen, long), Waited::News);
+        let seen = room.freed();
+        room.disappoint();
+        assert_eq!(room.wait(seen, long), Waited::News);
+        assert_eq!(room.wait(room.freed(), Instant::now()), Waited::Long);
+    }
+
+    #[test]
+    fn writers_that_want_room_when_the_last_has_gone_then_that_is_told() {
+        let (room, mut told) = (Room::new(100), 0);
+        room.start_wanting();
+        room.start_wanting();
+        room.stop_wanting(|| told += 1);
+        assert_eq!(told, 0);
+        room.stop_wanting(|| told += 1);
+        assert_eq!(told, 1);
     }
 
     #[test]

@@ -150,8 +150,9 @@ pub(crate) trait AboveResidency: Send + Sync {
     /// The inode has something for the backing store from `delay` on.
     fn reconcile_later(&self, ino: Ino, delay: Duration);
 
-    /// The inode is to be written back, though files are only when they are evicted.
-    fn want(&self, ino: Ino);
+    /// The inode is to be written back now, though files may be only when they are evicted; false if that has
+    /// failed and comes again in its time.
+    fn flush_soon(&self, ino: Ino) -> bool;
 
     /// Whether somebody has asked for that.
     fn is_wanted(&self, ino: Ino) -> bool;

@@ -130,7 +130,7 @@ impl Residency {
         if let Some(version) = base {
             self.peers.pages_published(file.ino, version);
         }
-        self.decide(Event::Clean { object: file.ino });
+        self.say_clean_if_known_so(file.ino);
         Ok(())
     }
 

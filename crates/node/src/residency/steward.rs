@@ -1,8 +1,6 @@
 //! Drives the steward: tells it what happened, and has its decisions carried out. It holds no bytes and
 //! waits for nothing: what takes long is done by threads that may wait.
 
-use std::time::Duration;
-
 use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::Tick;
 use forebay_types::Ino;
@@ -63,7 +61,9 @@ impl Residency {
     /// each, so that none may be lost: what finds no place in the pool waits for the next tick. At
     /// most one waits for each object.
     fn perform_later(&self, action: Action) {
-        if !self.later(move |node| node.perform(action)) {
+        if !self.later(move |node| {
+            node.perform(action);
+        }) {
             self.put_off.lock().push(action);
         }
     }
@@ -81,8 +81,8 @@ impl Residency {
         self.slow.run(Urgency::Background, move || job(&this)).is_ok()
     }
 
-    /// Carries out a decision and reports what came of it.
-    pub(crate) fn perform(&self, action: Action) {
+    /// Carries out a decision and reports what came of it; says whether it is done, or under way.
+    pub(crate) fn perform(&self, action: Action) -> bool {
         // What is set aside is refused.
         let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
             let done = self.defects.attempt(BackgroundKind::Tiering, object.0, work);
@@ -99,28 +99,60 @@ impl Residency {
                 tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
             }
             Action::Flush { object } => {
-                self.above.want(Ino(object.0));
-                self.above.reconcile_later(Ino(object.0), Duration::ZERO);
-                (object, Ok(true))
+                let begun = self.above.flush_soon(Ino(object.0));
+                if !begun {
+                    self.flush_failed(Ino(object.0));
+                }
+                return begun;
             }
             Action::Fetch { object, tier, bytes } => {
-                return self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
+                self.fetch_ahead(Ino(object.0), tier.0, bytes.0);
+                return true;
             }
-            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return,
+            Action::Place { .. } | Action::Bypass { .. } | Action::Cancel { .. } => return true,
         };
         match done {
-            Ok(true) => {}
-            Ok(false) => {
-                self.decide(Event::Refused { object });
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(error) => tracing::warn!(
+                object = object.0,
+                %error,
+                "an eviction or a move failed: the steward decides anew"
+            ),
+        }
+        self.decide(Event::Refused { object });
+        false
+    }
+
+    /// A file that was to be written back to make room could not be: others make it.
+    pub(crate) fn flush_failed(&self, ino: Ino) {
+        self.decide(Event::Unflushed { object: ino });
+        self.tiers.iter().for_each(|slot| slot.room.disappoint());
+    }
+
+    /// The backing store has all of a file, and its record says so: from here on a copy may go that is clean.
+    pub(crate) fn say_clean(&self, ino: Ino) {
+        if self.residents.get(ino.0).is_none_or(|found| found.dirty) {
+            return;
+        }
+        let file = self.files.get(ino);
+        let location = file.location.read();
+        match &location.place {
+            None => self.say_clean_if_known_so(ino),
+            Some(place) => {
+                let _growing = place.charge.growing.lock();
+                if !place.is_dirty() {
+                    self.say_clean_if_known_so(ino);
+                }
             }
-            Err(error) => {
-                tracing::warn!(
-                    object = object.0,
-                    %error,
-                    "an eviction or a move failed: the steward decides anew"
-                );
-                self.decide(Event::Refused { object });
-            }
+        }
+    }
+
+    /// The same, of a file that nobody can write meanwhile. Not before the record says it, too: what is dirty
+    /// by that does not go, and would be left alone for a while.
+    pub(super) fn say_clean_if_known_so(&self, ino: Ino) {
+        if !self.meta.get(ino).is_ok_and(|record| record.is_dirty()) {
+            self.decide(Event::Clean { object: ino });
         }
     }
 }

@@ -197,12 +197,28 @@ impl Writeback {
         }
     }
 
+    /// Has a file written back so that it makes room. One at which that has failed keeps its time: many that
+    /// wait for a full store would keep it busy in vain.
+    pub(crate) fn flush_soon(&self, ino: Ino) -> bool {
+        self.reconciler.wanted.lock().insert(ino.0);
+        let keeps_its_time = |due: &Due| due.failures > 0 && due.at > Instant::now();
+        if self.reconciler.queue.state.lock().waiting.get(&ino.0).is_some_and(keeps_its_time) {
+            return false;
+        }
+        self.reconcile_later(ino, Duration::ZERO);
+        true
+    }
+
     fn retry_later(&self, ino: Ino, failures: u32, longest: Duration) {
         let delay = pause_after(failures, longest);
         let now = Instant::now();
         let due = Due { at: now + delay, first: now, failures: failures + 1 };
         if self.reconciler.queue.state.lock().set(ino, due) {
             self.reconciler.queue.wake.notify_all();
+        }
+        let is_wanted = self.reconciler.wanted.lock().contains(&ino.0);
+        if is_wanted {
+            self.residency.flush_failed(ino);
         }
     }
 
@@ -343,8 +359,8 @@ impl Writeback {
             }
             match turn {
                 Ok(Turn::Done) => {
-                    self.reconciler.wanted.lock().remove(&ino.0);
-                    done.push((ino, failures));
+                    let was_wanted = self.reconciler.wanted.lock().remove(&ino.0);
+                    done.push((ino, failures, was_wanted));
                 }
                 Ok(turn) => {
                     if turn == Turn::AsAtCall {
@@ -380,13 +396,20 @@ impl Writeback {
                 self.rest_if_full(error);
             }
         }
-        for (ino, failures) in done {
+        for (ino, failures, was_wanted) in done {
             match &finished {
                 Ok(()) => {
                     self.note_success(ino);
+                    if was_wanted {
+                        // Also if there was nothing to be written.
+                        self.residency.say_clean(ino);
+                    }
                     told(ino, Turn::Done);
                 }
                 Err(error) => {
+                    if was_wanted {
+                        self.reconciler.wanted.lock().insert(ino.0);
+                    }
                     self.turn_failed(ino, failures, error);
                     told(ino, Turn::Failed);
                 }

@@ -566,6 +566,9 @@ impl<'a> Batch<'a> {
     fn report(&self, done: &Finished<'a>) -> Result<()> {
         let ino = done.owned.ino;
         self.node.report(&done.owned, done.seen_change, &done.facts)?;
+        if done.facts.bytes {
+            self.node.residency.say_clean(ino);
+        }
         if !(done.was_kept || done.was_spilled) || self.node.known(ino)?.is_some() {
             return Ok(());
         }
