@@ -126,8 +126,10 @@ impl Interceptor for Full {
 fn fill(rig: &Rig) -> u64 {
     let fill = rig.create("fill");
     let mut at = 0;
-    while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &[b'f'; 32 << 10]) {
-        at += written as u64;
+    for piece in [32 << 10, 4096] {
+        while let Ok(written) = rig.node().write(&CONTEXT, fill, at, &vec![b'f'; piece]) {
+            at += written as u64;
+        }
     }
     fill
 }
@@ -272,4 +274,238 @@ fn file_in_a_full_store_when_others_changed_it_before_it_is_made_shorter_then_th
         full.0.store(false, Ordering::Relaxed);
         rig.drain();
     }
+}
+
+/// A backing store without a free block: names can be made and removed.
+#[derive(Default)]
+struct NoBlocks(AtomicBool);
+
+impl Interceptor for NoBlocks {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
+        let needs_blocks = match operation {
+            Operation::Write => bytes > 0,
+            Operation::Commit | Operation::Allocate => true,
+            _ => false,
+        };
+        match needs_blocks && self.0.load(Ordering::Relaxed) {
+            true => Verdict::Fail(libc::ENOSPC),
+            false => Verdict::Pass,
+        }
+    }
+}
+
+/// A tier of eight mebibytes full of clean files, `old-0` and so on, over a store that is full; and the bytes of
+/// `known`, of which the tier has nothing.
+fn full_of_clean_files() -> (Rig, Arc<NoBlocks>, Vec<u8>) {
+    let full = Arc::new(NoBlocks::default());
+    let rig = Rig::new(&[8 * MIB], full.clone(), |config| {
+        config.writeback = WritebackPolicy::After(Duration::from_millis(200));
+        config.fetch_on_open_bytes = 2 * MIB;
+    });
+    let known = noise(1, 3 * MIB / 2);
+    std::fs::write(rig.backing().join("known"), &known).unwrap();
+    let old = (0..8).map(|name| format!("old-{name}")).collect::<Vec<_>>();
+    for name in &old {
+        std::fs::write(rig.backing().join(name), noise(2, 900_000)).unwrap();
+    }
+    old.iter().for_each(|name| assert_eq!(rig.get(name).len(), 900_000));
+    full.0.store(true, Ordering::Relaxed);
+    (rig, full, known)
+}
+
+#[test]
+fn file_in_a_full_store_when_written_while_the_tier_has_clean_files_then_they_make_room() {
+    let (rig, full, mut known) = full_of_clean_files();
+    for round in 0..3_u8 {
+        let at = usize::from(round) * 500_000;
+        let fh = rig.open("known", libc::O_WRONLY);
+        rig.write(fh, at as u64, &[round; 4096]);
+        rig.node().release(fh);
+        known[at..at + 4096].fill(round);
+    }
+    assert!(rig.get("known") == known);
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert!(rig.plain("known") == known);
+}
+
+#[test]
+fn new_files_when_the_store_is_full_and_the_tier_has_clean_files_then_they_take_their_room() {
+    let (rig, full, _) = full_of_clean_files();
+    for name in 0..6 {
+        let fh = rig.create(&format!("new-{name}"));
+        let data = noise(name, MIB);
+        for (part, piece) in data.chunks(128 << 10).enumerate() {
+            let at = (part * (128 << 10)) as u64;
+            let written = rig.node().write(&CONTEXT, fh, at, piece);
+            assert_eq!(written.ok(), Some(piece.len()), "new-{name} at {at}");
+        }
+        rig.node().release(fh);
+        // The worker finds that it can't be written back.
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    for name in 0..6 {
+        assert!(rig.plain(&format!("new-{name}")) == noise(name, MIB), "new-{name}");
+    }
+}
+
+/// Extents may be larger than what is to be written to one of them.
+#[test]
+fn file_in_a_full_store_when_its_extents_are_large_then_clean_files_make_room_for_two_of_them() {
+    let full = Arc::new(NoBlocks::default());
+    let rig = Rig::new(&[16 * MIB], full.clone(), |config| {
+        config.writeback = WritebackPolicy::After(Duration::from_millis(200));
+        config.extent_bytes = 4 * MIB;
+    });
+    let mut known = noise(1, 12 * MIB);
+    std::fs::write(rig.backing().join("known"), &known).unwrap();
+    for name in 0..180 {
+        std::fs::write(rig.backing().join(format!("old-{name}")), noise(2, 100_000)).unwrap();
+    }
+    (0..180).for_each(|name| assert_eq!(rig.get(&format!("old-{name}")).len(), 100_000));
+    full.0.store(true, Ordering::Relaxed);
+    let fh = rig.open("known", libc::O_WRONLY);
+    for at in [MIB + 1000, 4 * MIB - 2048] {
+        rig.write(fh, at, &[9; 4096]);
+        let at = usize::try_from(at).unwrap();
+        known[at..at + 4096].fill(9);
+    }
+    rig.node().release(fh);
+    assert!(rig.get("known") == known);
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert!(rig.plain("known") == known);
+}
+
+#[test]
+fn writers_when_many_want_the_room_of_clean_files_at_once_then_none_is_refused() {
+    let full = Arc::new(NoBlocks::default());
+    let rig = Rig::new(&[32 * MIB], full.clone(), |config| {
+        config.writeback = WritebackPolicy::After(Duration::from_millis(200));
+    });
+    for name in 0..390 {
+        std::fs::write(rig.backing().join(format!("old-{name}")), noise(2, 80_000)).unwrap();
+    }
+    (0..390).for_each(|name| assert_eq!(rig.get(&format!("old-{name}")).len(), 80_000));
+    full.0.store(true, Ordering::Relaxed);
+    std::thread::scope(|threads| {
+        for name in 0..16 {
+            let rig = &rig;
+            threads.spawn(move || {
+                let fh = rig.create(&format!("new-{name}"));
+                for at in 0..8 {
+                    let written = rig.node().write(&CONTEXT, fh, at << 17, &[name; 128 << 10]);
+                    assert_eq!(written.ok(), Some(128 << 10), "new-{name}, piece {at}");
+                }
+                rig.node().release(fh);
+            });
+        }
+    });
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    (0..16).for_each(|name| assert!(rig.plain(&format!("new-{name}")) == [name; 1 << 20]));
+}
+
+/// Counts what a store without a free block is asked to take.
+#[derive(Default)]
+struct Refusals(NoBlocks, AtomicU64);
+
+impl Interceptor for Refusals {
+    fn before(&self, operation: Operation, bytes: u64) -> Verdict {
+        let verdict = self.0.before(operation, bytes);
+        self.1.fetch_add(u64::from(verdict != Verdict::Pass), Ordering::Relaxed);
+        verdict
+    }
+}
+
+#[test]
+fn full_store_when_many_files_wait_for_it_and_no_writer_does_then_it_is_left_alone() {
+    const FILES: u64 = 100;
+    let full = Arc::new(Refusals::default());
+    let rig = Rig::new(&[MIB], full.clone(), |config| {
+        config.writeback = WritebackPolicy::After(Duration::from_millis(200));
+    });
+    full.0.0.store(true, Ordering::Relaxed);
+    (0..FILES).for_each(|name| rig.put(&format!("file-{name}"), &[1; 4096]));
+    let fill = fill(&rig);
+    for _ in 0..3 {
+        rig.node().write(&CONTEXT, fill, MIB, &[1; 4096]).expect_err("nothing has room");
+    }
+    // Each was tried some times, and is in pauses of more than ten seconds by now.
+    std::thread::sleep(Duration::from_secs(14));
+    let before = full.1.load(Ordering::Relaxed);
+    std::thread::sleep(Duration::from_secs(10));
+    let tries = full.1.load(Ordering::Relaxed) - before;
+    // One that fails asks twice.
+    assert!(tries <= 2 * FILES + FILES / 2, "{tries} in ten seconds for {FILES} files");
+    rig.node().release(fill);
+    full.0.0.store(false, Ordering::Relaxed);
+    rig.drain();
+}
+
+/// Changes nothing of what is here: neither of what the tier has a part of, nor of what it has all of.
+#[test]
+fn write_when_nothing_has_room_and_the_tier_has_the_file_then_that_stays_clean() {
+    for (what, len) in [("a part", 3 * MIB / 2), ("all", 900_000)] {
+        let full = Arc::new(NoBlocks::default());
+        let rig = Rig::new(&[4 * MIB], full.clone(), |config| {
+            config.writeback = WritebackPolicy::After(Duration::from_millis(200));
+            config.fetch_on_open_bytes = MIB;
+        });
+        let mut known = noise(1, len);
+        std::fs::write(rig.backing().join("known"), &known).unwrap();
+        let fh = rig.open("known", libc::O_RDWR);
+        rig.node().read(&CONTEXT, fh, 0, &mut [0; 4096]).unwrap();
+        full.0.store(true, Ordering::Relaxed);
+        let fill = fill(&rig);
+        let backlog = rig.node().writeback().backlog_len();
+        let at = len + 10 * MIB;
+        for at in [at, at, len + 5000] {
+            let refused = rig.node().write(&CONTEXT, fh, at, &[7; 256 << 10]);
+            assert!(refused.is_err(), "{what} at {at}: {refused:?}");
+        }
+        assert_eq!(rig.size("known"), len, "{what}");
+        rig.node().release(fh);
+        assert_eq!(
+            rig.node().writeback().backlog_len(),
+            backlog,
+            "{what}: nothing is to be written"
+        );
+        rig.node().release(fill);
+        rig.node().unlink(&CONTEXT, Ino::ROOT, b"fill").unwrap();
+        full.0.store(false, Ordering::Relaxed);
+        let fh = rig.open("known", libc::O_RDWR);
+        rig.write(fh, 5000, &[7; 4096]);
+        known[5000..9096].fill(7);
+        assert!(rig.read_all(fh) == known, "{what}");
+        rig.node().release(fh);
+        rig.drain();
+        assert!(rig.plain("known") == known, "{what}");
+    }
+}
+
+#[test]
+fn write_when_nothing_has_room_then_the_file_stays_as_it_was_and_takes_the_next_one() {
+    let (rig, full, mut known) = full_of_clean_files();
+    let fill = fill(&rig);
+    let backlog = rig.node().writeback().backlog_len();
+    let fh = rig.open("known", libc::O_RDWR);
+    for _ in 0..2 {
+        let refused = rig.node().write(&CONTEXT, fh, 500_000, &[7; 4096]);
+        assert!(refused.is_err(), "{refused:?}");
+        assert_eq!(rig.node().writeback().backlog_len(), backlog, "it has nothing to be written");
+        assert!(rig.read_all(fh) == known);
+    }
+    rig.node().release(fill);
+    rig.node().unlink(&CONTEXT, Ino::ROOT, b"fill").unwrap();
+    rig.write(fh, 500_000, &[7; 4096]);
+    known[500_000..504_096].fill(7);
+    assert!(rig.read_all(fh) == known);
+    rig.node().release(fh);
+    full.0.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert!(rig.plain("known") == known);
+    assert_eq!(rig.left_in_backing().iter().filter(|name| name.contains("spill/")).count(), 0);
 }

@@ -80,6 +80,7 @@ pub(crate) mod inode_alias;
 pub(crate) mod left_behind;
 pub(crate) mod left_note;
 pub(crate) mod overlay;
+mod place;
 pub(crate) mod prefetch;
 mod published_spill;
 pub(crate) mod recovered;

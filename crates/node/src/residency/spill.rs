@@ -4,9 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_meta::{Queue, SPILL_OF_REMOVED, spill_of_removed};
-use forebay_store::{Attributes, Believed, ErrorClass, Header, Presence, StoreError};
+use forebay_store::{Attributes, Believed, ErrorClass, Presence, StoreError};
 use forebay_types::{Fingerprint, Ino, Timestamp};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -18,78 +19,16 @@ use crate::metrics::Source;
 use crate::residency::Residency;
 use crate::residency::charge::blocks_of_gap_write;
 use crate::residency::data::BLOCK;
-use crate::residency::data_location::{Charge, DataLocation, TierObject, Underlay};
+use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
 use crate::residency::overlay::Spill;
 use crate::residency::room::{no_room, write_all, write_what_fits};
 use crate::residency::synced::is_acknowledged;
 
-/// An object is begun on a tier only if this much can be charged at once: a block for its header,
-/// where the file system keeps that outside the inode, and one for its first bytes.
-const BEGIN: u64 = 2 * BLOCK;
+/// Room that was made for a write, and is there, may so often not be what it lacks.
+const MAX_USELESS: u32 = 2;
 
 impl Residency {
-    /// Gives a file without bytes an object on the fastest tier that has room; says whether one
-    /// had.
-    pub(crate) fn ensure_place(&self, file: &FileRef) -> Result<bool> {
-        // A fetch under way makes an object of the same name.
-        let Some(_alone) = file.fetching.try_lock() else { return Ok(false) };
-        let mut location = file.location.write();
-        if location.place.is_some() {
-            return Ok(true);
-        }
-        if !self.begins_empty(file.ino, &location)? {
-            return Ok(false);
-        }
-        for (index, slot) in self.tiers.iter().enumerate() {
-            let tier = u8::try_from(index).unwrap_or(u8::MAX);
-            if !self.take_room(tier, BEGIN) {
-                continue;
-            }
-            // As it is now: a version may be about to appear, or have appeared while room was made. One
-            // that the object does not know as its own counts as newer after a power cut.
-            let now = self.meta.get(file.ino)?;
-            let pending = now.backing.pending;
-            let header = Header { pending, ..self.header_for(&now, true, true) };
-            let object = match self.create_object(tier, file.ino.0, &header) {
-                Ok(object) => object,
-                Err(error) => {
-                    slot.room.give(BEGIN);
-                    let failed = matches!(&error, crate::error::NodeError::Store(error)
-                        if self.is_tiers_failure(tier, error));
-                    self.give_up_object(tier, file.ino)?;
-                    // Nor does one that keeps an older object of the file take a new one.
-                    let kept = self.is_known_left_behind(index, file.ino, None);
-                    if is_no_room(&error) || failed || kept {
-                        continue;
-                    }
-                    return Err(error);
-                }
-            };
-            let charge = Charge::new(BEGIN, BLOCK);
-            let place = TierObject::new(tier, object, None, charge, true);
-            self.set_resident(file.ino, &place);
-            self.announce_resident(file.ino, &place);
-            (location.place, location.base) = (Some(place), Underlay::Zeros);
-            return Ok(true);
-        }
-        Ok(false)
-    }
-
-    /// Whether the bytes of a file without an object are zeros, so that an object can be begun without
-    /// the backing store: the file is new, or was empty there when it was last looked at.
-    pub(crate) fn begins_empty(&self, ino: Ino, location: &DataLocation) -> Result<bool> {
-        Ok(match location.base {
-            Underlay::Zeros => true,
-            Underlay::Spill(_) => false,
-            Underlay::Backing(_) => {
-                let record = self.meta.get(ino)?;
-                let empty = record.backing.fingerprint.is_some_and(|there| there.size == 0);
-                empty && !record.is_dirty() && !record.spilled
-            }
-        })
-    }
-
     /// Writes when the short way was barred: absent extents are fetched or passed over, room is
     /// made, and what still has none goes to the base.
     pub(crate) fn write_the_hard_way(
@@ -101,13 +40,13 @@ impl Residency {
     ) -> Result<usize> {
         let end = offset + data.len() as u64;
         fail_at!("node.spill.begin");
-        let tier = file.location.read().place.as_ref().map_or(0, |place| place.tier);
-        for attempt in 0..2 {
-            let room_needed = data.len() as u64 + (1 << 20);
-            if attempt == 1 && !self.free_room(tier, room_needed) {
-                break;
-            }
-            if file.location.read().place.is_none() {
+        let limit = Instant::now() + self.config.backing_timeout;
+        // Where the store has no room either, room is made again for as long as there is any.
+        let (mut made, mut full, mut useless) = (false, false, 0);
+        loop {
+            if full {
+                self.ensure_place_in_made_room(file)?;
+            } else if file.location.read().place.is_none() {
                 drop(file.fetching.lock());
                 self.ensure_place(file)?;
             }
@@ -123,10 +62,26 @@ impl Residency {
                     return Ok(written);
                 }
             }
+            let wanted = self.room_to_write(file, &location, offset..end, full)?;
+            drop(location);
+            if let Some((tier, need)) = wanted.filter(|_| full || !made) {
+                // Others may take what was made free, again and again. What is free and does not help is
+                // another matter, as where the device fails.
+                useless += u32::from(made && self.has_room(tier, need));
+                made = useless <= MAX_USELESS
+                    && Instant::now() < limit
+                    && self.make_room_to_write(tier, need);
+                if made {
+                    continue;
+                }
+            }
+            let mut location = file.location.write();
+            self.given_up.check(context)?;
+            match self.write_around(file, &mut location, offset, data) {
+                Err(error) if is_full(&error) && !full => (full, made) = (true, false),
+                done => return done,
+            }
         }
-        let mut location = file.location.write();
-        self.given_up.check(context)?;
-        self.write_around(file, &mut location, offset, data)
     }
 
     /// Fetches the absent extents that a write covers only in part. Says whether the write may go
@@ -214,7 +169,7 @@ impl Residency {
             return self.write_under_readers(file, place, offset, data);
         }
         let range = offset..offset + data.len() as u64;
-        let end = self.change_around(file, location, range, |spill| {
+        let end = self.change_around(file, location, range, true, |spill| {
             self.write_spill_what_fits(file, spill, offset, data)
         })?;
         self.metrics.bytes.of(Source::Spill).add(end - offset);
@@ -230,26 +185,31 @@ impl Residency {
         range: Range<u64>,
     ) -> Result<()> {
         let end = range.end;
-        self.change_around(file, location, range.clone(), |spill| {
+        self.change_around(file, location, range.clone(), false, |spill| {
             self.zero_spill(file, spill, range).map(|()| end)
         })?;
         Ok(())
     }
 
     /// Changes a range of a file in its spill file up to where `change` says that it came. The spill file has
-    /// all extents of the range from then on, with what the tier had of them.
+    /// all extents of the range from then on, with what the tier had of them. If something of it `must_fit`,
+    /// and has no room, the file stays as it was.
     fn change_around(
         &self,
         file: &FileRef,
         location: &mut DataLocation,
         Range { start: offset, end }: Range<u64>,
+        must_fit: bool,
         change: impl FnOnce(&Spill) -> Result<u64>,
     ) -> Result<u64> {
-        if let Some(place) = &location.place {
+        if let Some(place) = &location.place
+            && !(must_fit && !location.is_spilled())
+        {
             // First: a clean object may go at any time, and its bytes with it.
             self.mark_dirty(file, place)?;
         }
-        let spill = self.ensure_spill(file, location)?;
+        let fitting = must_fit.then_some(offset..end);
+        let spill = self.ensure_spill_with_room(file, location, fitting)?;
         if location.place.is_some() {
             match self.yield_range(file, location, &spill, offset, end) {
                 Err(error) if is_no_room(&error) => self.evacuate(file, location, &spill)?,
@@ -436,6 +396,17 @@ impl Residency {
         file: &File,
         location: &mut DataLocation,
     ) -> Result<Arc<Spill>> {
+        self.ensure_spill_with_room(file, location, None)
+    }
+
+    /// The same. One that is made for a write has room for the beginning of it, or is none: a file of which
+    /// nothing was written would wait to be written back, and be bound to it. So it is dirty only then.
+    fn ensure_spill_with_room(
+        &self,
+        file: &File,
+        location: &mut DataLocation,
+        fitting: Option<Range<u64>>,
+    ) -> Result<Arc<Spill>> {
         if !location.is_spilled() {
             self.keep_out_left_behind(file.ino)?;
         }
@@ -453,7 +424,14 @@ impl Residency {
                 _ => Some(self.meta.get(file.ino)?.attr.size),
             },
         };
-        let spill = Arc::new(self.make_spill(file.ino, over).inspect_err(|_| {
+        let made = self.make_spill(file.ino, over).and_then(|spill| {
+            if let Some(range) = fitting {
+                self.reserve(&spill, location, range)?;
+                location.place.as_ref().map_or(Ok(()), |place| self.mark_dirty(file, place))?;
+            }
+            Ok(spill)
+        });
+        let spill = Arc::new(made.inspect_err(|_| {
             // Nobody knows of it.
             self.drop_spill_soon(file.ino);
         })?);
