@@ -455,13 +455,13 @@ impl Control for NodeControl {
             if before.pinned {
                 return Ok(Done::Refused("is pinned; `forebay unpin` it first"));
             }
-            let evict = || self.node.residency().evict_file(ino);
-            // Also one whose names are not in line yet: that copy may be all that there is.
-            let is_gone = !before.dirty && evict()?
-                || self.node.writeback().write_back_unused(ino)? && evict()?;
-            Ok(match is_gone {
-                true => Done::Bytes(before.resident_bytes),
-                false => Done::Refused("is in use"),
+            // Until it stands under its new name that copy may be all that there is.
+            let in_line = !before.dirty && before.placed;
+            let unused = in_line || self.node.writeback().write_back_unused(ino)?;
+            Ok(if unused && self.node.residency().evict_file(ino)? {
+                Done::Bytes(before.resident_bytes)
+            } else {
+                Done::Refused("is in use")
             })
         })
     }

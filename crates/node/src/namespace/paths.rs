@@ -41,6 +41,8 @@ pub struct Whereabouts {
     pub pinned: bool,
     /// Its path in the backing store, if it is there.
     pub backing: Option<Vec<u8>>,
+    /// The backing store has it under all names that it has here, and under no others.
+    pub placed: bool,
 }
 
 /// Entries read from a directory at a time.
@@ -118,6 +120,7 @@ impl Node {
             dirty: record.is_dirty() || resident.is_some_and(|resident| resident.dirty),
             pinned: record.pinned,
             backing: self.meta.backing_path(ino)?,
+            placed: record.links.same(&record.backing.links),
         })
     }
 
