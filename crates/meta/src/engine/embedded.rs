@@ -80,8 +80,18 @@ pub struct Embedded {
     refused: Mutex<Option<MiniTransaction>>,
     /// When it was last tried to open it anew.
     tried: Mutex<Option<Instant>>,
+    /// Under the lock of commits.
+    unsynced: Mutex<Unsynced>,
     /// Never to be opened again. Changed under the exclusive lock of `opened`.
     closed: AtomicBool,
+}
+
+/// Attempts to have a log synced that could not be. Each takes the namespace from all who use it, for as long
+/// as the log is written and read.
+#[derive(Default)]
+struct Unsynced {
+    /// Until when it is left alone since one has failed.
+    until: Option<Instant>,
 }
 
 struct Opened {
@@ -145,6 +155,7 @@ impl Embedded {
             refusing: AtomicBool::new(false),
             refused: Mutex::new(None),
             tried: Mutex::new(None),
+            unsynced: Mutex::default(),
             #[cfg(test)]
             failing_syncs: Default::default(),
             #[cfg(test)]
@@ -666,8 +677,15 @@ impl Engine for Embedded {
         if self.refusing.load(Ordering::Acquire) && !self.ballast.lock().has_room(false) {
             return Err(self.full());
         }
-        self.reopen()?;
-        self.sync_log()
+        let mut unsynced = self.unsynced.lock();
+        if unsynced.until.is_some_and(|until| Instant::now() < until) {
+            return Err(EngineError::Io("the log of the metadata can't be synced".into()));
+        }
+        let begun = Instant::now();
+        let done = self.reopen().and_then(|()| self.sync_log());
+        let pause = (begun.elapsed() * PAUSE_SHARE).min(PAUSE_MAX);
+        unsynced.until = done.is_err().then(|| Instant::now() + pause);
+        done
     }
 
     /// What was changed lately goes to a table on the disk.
@@ -757,6 +775,9 @@ const WORTH_WRITING: u64 = MIB;
 
 /// How often it is tried to open a database anew whose changes fail.
 const TRY_EVERY: Duration = Duration::from_secs(1);
+/// How much longer than an attempt to have its log synced the pause is after one that failed, and at most.
+const PAUSE_SHARE: u32 = 8;
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

@@ -149,13 +149,22 @@ fn sync_when_it_has_failed_once_then_the_next_one_writes_the_log_again() {
         engine.sync().expect_err("it fails");
     }
     engine.failing_syncs.store(0, Ordering::Relaxed);
-    engine.sync().expect("the device is well again");
+    synced_in_the_end(&engine);
     drop(engine);
     let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
     let read = vec![Key::new(0, b"one"), Key::new(0, b"two")];
     let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
     let value = || Some(b"value".to_vec());
     assert_eq!(found.expect("read"), Outcome::Committed(vec![value(), value()]));
+}
+
+/// The device is well again. It is not asked at once, if it took long to fail.
+fn synced_in_the_end(engine: &Embedded) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = engine.sync() {
+        assert!(Instant::now() < until, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Whether the parts of the log were written since they were made to look old.
@@ -388,4 +397,22 @@ fn index_that_is_moved_away_or_replaced_when_it_is_opened_anew_then_none_is_made
         let found = engine.execute(&MiniTransaction { read, ..MiniTransaction::default() });
         assert_eq!(found.expect("read"), Outcome::Committed(vec![Some(b"value".to_vec())]));
     }
+}
+
+/// To open it anew takes all who use the namespace, for as long as its log is read and written.
+#[test]
+fn syncs_when_the_device_fails_them_all_then_the_index_is_opened_anew_now_and_then_only() {
+    const MANY: u32 = 10_000;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("meta");
+    let engine = Embedded::open(&path, &EmbeddedOptions::default()).expect("opened");
+    put(&engine, b"one");
+    engine.failing_syncs.store(MANY, Ordering::Relaxed);
+    for _ in 0..50 {
+        engine.sync().expect_err("it fails");
+    }
+    let failed = MANY - engine.failing_syncs.load(Ordering::Relaxed);
+    assert!(failed < 10, "it was tried {failed} times");
+    engine.failing_syncs.store(0, Ordering::Relaxed);
+    synced_in_the_end(&engine);
 }
