@@ -717,3 +717,34 @@ fn name_that_the_store_does_not_give_free_when_a_file_is_linked_or_moved_there_t
         assert_eq!(rig.node().writeback().conflicts().0, 0);
     }
 }
+
+/// The system bounds each of them and their names, and whoever works in the store could have the daemon
+/// take half a gigabyte into memory and into the index at somebody's `ls -l`.
+#[test]
+fn attributes_in_the_store_when_they_are_more_than_a_file_may_have_here_then_refused_and_not_kept()
+{
+    let rig = Rig::small(16 * MIB);
+    let value = vec![b'v'; 60_000];
+    for name in ["before", "much", "next"] {
+        std::fs::write(rig.backing().join(name), name).unwrap();
+    }
+    for number in 0..20 {
+        let (path, name) = (rig.backing().join("much"), format!("user.{number}"));
+        rustix::fs::setxattr(path, name, &value, rustix::fs::XattrFlags::empty()).unwrap();
+    }
+    let ask = |name: &str| rig.node().get_xattr(&CONTEXT, rig.ino(name), b"user.3");
+    for _ in 0..2 {
+        let error = ask("much").unwrap_err();
+        assert!(matches!(error, NodeError::Posix(rustix::io::Errno::TOOBIG)), "{error:?}");
+    }
+    for name in ["before", "next"] {
+        assert!(matches!(ask(name), Err(NodeError::Posix(rustix::io::Errno::NODATA))));
+    }
+    // It can be used, and has them again once they are fewer.
+    assert_eq!(rig.get("much"), b"much");
+    let path = rig.backing().join("much");
+    for number in 10..20 {
+        rustix::fs::removexattr(&path, format!("user.{number}")).unwrap();
+    }
+    assert_eq!(ask("much").unwrap(), value);
+}

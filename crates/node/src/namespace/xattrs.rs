@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::node::Node;
 use crate::stream;
+use crate::writeback::import::XATTRS_MAX;
 
 use super::acl::{self, Acl, Malformed};
 use super::removed_attributes::Xattrs;
@@ -20,8 +21,6 @@ use super::removed_attributes::Xattrs;
 /// The longest value (`XATTR_SIZE_MAX`) and the longest list of names (`XATTR_LIST_MAX`).
 const VALUE_MAX: usize = 65_536;
 const LIST_MAX: usize = 65_536;
-/// All of a file together, names and values: they are in memory at once when they are written back.
-const ALL_MAX: usize = 1 << 20;
 /// So often those of an inode are read anew for one call, because others change it meanwhile.
 const MAX_IMPORTS: usize = 16;
 /// Attributes that Forebay computes; nobody else sets them.
@@ -246,7 +245,7 @@ impl Node {
         }
         let others = self.meta.xattr_others(ino, name)?;
         if others.listed + name.len() + 1 > LIST_MAX
-            || others.kept + name.len() + value.len() > ALL_MAX
+            || others.kept + name.len() + value.len() > XATTRS_MAX
         {
             return Err(Errno::NOSPC.into());
         }

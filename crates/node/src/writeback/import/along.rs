@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::clock;
 use crate::error::Result;
 use crate::writeback::Writeback;
+use crate::writeback::import::XATTRS_MAX;
 
 /// Listings that are followed at once.
 const MAX_RUNS: usize = 16;
@@ -75,8 +76,9 @@ impl Writeback {
             0 => Vec::new(),
             ahead => self.meta.records_after(record.ino, ahead)?,
         };
+        let mut size = 0;
         for next in behind {
-            if clock::now() >= until {
+            if clock::now() >= until || size >= XATTRS_MAX {
                 break;
             }
             let is_sibling = next.links.first().is_some_and(|link| link.parent == dir);
@@ -84,6 +86,7 @@ impl Writeback {
                 // Whoever wants those of this one is told what is wrong with it.
                 let Ok(Some(xattrs)) = self.xattrs_in_backing(&next) else { break };
                 last = next.ino;
+                size += xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
                 found.push((next, xattrs));
             } else {
                 last = next.ino;

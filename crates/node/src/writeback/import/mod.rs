@@ -54,6 +54,10 @@ pub(crate) use dirs::LIMBO;
 use dirs::{MAX_LOOKS, let_workers_go_on};
 pub(crate) use spelling::folded;
 
+/// Bytes of all extended attributes of a file, names and values: they are in memory at once, and in one change
+/// of the namespace.
+pub(crate) const XATTRS_MAX: usize = 1 << 20;
+
 /// What is known about the freshness of imported directories and files, and which listings are
 /// under way.
 #[derive(Default)]
@@ -250,7 +254,7 @@ impl Writeback {
     ///
     /// # Errors
     /// `EACCES` for an entry that its owner, whose this mount is, has closed to himself: it has those that
-    /// can't be seen, and may be opened.
+    /// can't be seen, and may be opened. `E2BIG` for one that has more than [`XATTRS_MAX`].
     pub(crate) fn read_xattrs(&self, dir: &Dir, name: &[u8]) -> Result<Xattrs> {
         let name = OsStr::from_bytes(name);
         let may_open = !self.config.read_only && !geteuid().is_root();
@@ -266,11 +270,17 @@ impl Writeback {
             Err(error) if error.class() == ErrorClass::Unsupported => return Ok(Vec::new()),
             names => names?,
         };
-        let mut all = Vec::with_capacity(names.len());
+        let (mut all, mut size) = (Vec::with_capacity(names.len()), 0);
         for attribute in names.into_iter().filter(|name| !is_access_list_once_more(name.as_bytes()))
         {
             match self.backing.get_xattr(dir, name, &attribute) {
-                Ok(value) => all.push((attribute.as_bytes().to_vec(), value)),
+                Ok(value) => {
+                    size += attribute.len() + value.len();
+                    if size > XATTRS_MAX {
+                        return Err(Errno::TOOBIG.into());
+                    }
+                    all.push((attribute.as_bytes().to_vec(), value));
+                }
                 Err(error) if error.errno() == libc::EACCES && may_open && is_closed() => {
                     return Err(error.into());
                 }
