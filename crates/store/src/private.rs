@@ -18,6 +18,7 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -138,18 +139,21 @@ impl Strays {
     }
 }
 
-/// The name of a file that is about to be swapped.
+/// The name of a file that is about to be swapped. Among the files of users nobody sees it.
 pub(crate) fn swap_name(
     place: &TempPath,
     owner: &str,
     own: u64,
     replaces: &Fingerprint,
 ) -> OsString {
+    let hidden = if place.beside { TEMPORARY_PREFIX } else { "" };
     let kind = if place.spill { 'y' } else { 'x' };
     let Fingerprint { ino, size, mtime, .. } = replaces;
     let seconds = mtime.sec as u64;
     let nanos = mtime.nsec;
-    format!("{kind}.{owner}.{:x}.{own:x}.{ino:x}.{size:x}.{seconds:x}.{nanos:x}", place.ino).into()
+    let temporary = place.ino;
+    format!("{hidden}{kind}.{owner}.{temporary:x}.{own:x}.{ino:x}.{size:x}.{seconds:x}.{nanos:x}")
+        .into()
 }
 
 /// A name in `tmp/`, taken apart.
@@ -637,7 +641,10 @@ impl DirBacking {
         cleaned: &mut Cleaned,
     ) -> Result<()> {
         let Some(found) = self.stat_if(tmp, name)? else { return Ok(()) };
-        let swap = name.to_str().and_then(parse_swap);
+        // As it is called in an area of its own.
+        let prefix = TEMPORARY_PREFIX.as_bytes();
+        let here = name.as_bytes().strip_prefix(prefix).map_or(name, OsStr::from_bytes);
+        let swap = here.to_str().and_then(parse_swap);
         match swap {
             Some(swap) if found.ino == swap.own && swap.spill => {
                 let back = OsString::from(format!("{owner}.{:x}", swap.ino));
@@ -648,17 +655,17 @@ impl DirBacking {
                 cleaned.spills.push(swap.ino);
             }
             // An empty directory was about to be removed.
-            _ if is_kept(name, found.kind)
+            _ if is_kept(here, found.kind)
                 && fs::unlinkat(tmp, name, AtFlags::REMOVEDIR).is_ok() =>
             {
                 cleaned.removed += 1;
             }
-            swap if is_kept(name, found.kind) || is_foreign(swap.as_ref(), &found) => {
+            swap if is_kept(here, found.kind) || is_foreign(swap.as_ref(), &found) => {
                 self.in_area(Area::Limbo, |limbo| {
-                    rename_no_replace(tmp, name, limbo, name)
+                    rename_no_replace(tmp, name, limbo, here)
                         .map_err(|e| self.err("keep in limbo", tmp, name, e))
                 })?;
-                cleaned.kept.push(name.to_owned());
+                cleaned.kept.push(here.to_owned());
             }
             _ => {
                 fs::unlinkat(tmp, name, AtFlags::empty())

@@ -217,3 +217,34 @@ fn file_in_limbo_when_another_node_put_it_there_then_comes_out_of_it() {
     two.unpark(9, &two.root(), "g".as_ref()).unwrap();
     assert_eq!(std::fs::read(dir.path().join("g")).unwrap(), b"bytes");
 }
+
+/// Else others see it for a moment, and after a kill for good; and it is taken for a file of theirs.
+#[cfg(feature = "failpoints")]
+#[test]
+fn temporary_beside_its_target_when_it_replaces_that_then_no_name_of_it_is_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirBacking::open(dir.path(), "me").unwrap();
+    let (target, root) = (dir.path().join("f"), store.root());
+    std::fs::write(&target, "old").unwrap();
+    let known = store.stat(&root, name()).unwrap().fingerprint();
+    let mut temporary = store.temporary_beside(1, &root).unwrap();
+    temporary.file().write_at(b"new", 0).unwrap();
+    let names = |dir: &Path| -> BTreeSet<String> {
+        let found = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        found.map(|name| name.to_string_lossy().into()).collect()
+    };
+    let (seen, place) = (std::sync::Arc::new(std::sync::Mutex::new(BTreeSet::new())), dir.path());
+    let (all, place) = (seen.clone(), place.to_path_buf());
+    fail::cfg_callback("store.commit.before_unlink", move || {
+        all.lock().unwrap().extend(names(&place));
+    })
+    .unwrap();
+    let done = store.commit(&mut temporary, &root, name(), Expect::Version(known)).unwrap();
+    fail::remove("store.commit.before_unlink");
+    assert!(matches!(done, Commit::Done(_)), "{done:?}");
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "new");
+    let seen = seen.lock().unwrap();
+    assert!(seen.len() >= 2, "{seen:?}");
+    let strange = |name: &&String| *name != "f" && !name.starts_with(".forebay");
+    assert_eq!(seen.iter().find(strange), None, "{seen:?}");
+}
