@@ -95,6 +95,25 @@ impl Births {
 }
 
 impl Births {
+    /// As [`Births::stat`], for who is about to replace or remove what stands there: a file system of a network
+    /// asks its server, whatever it remembers.
+    pub(crate) fn look(
+        self,
+        dir: impl AsFd,
+        name: impl rustix::path::Arg,
+        flags: AtFlags,
+    ) -> rustix::io::Result<Attributes> {
+        let now = AtFlags::STATX_FORCE_SYNC;
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        // If the directory has changed, it forgets which names are there and which are not.
+        fs::statx(&dir, c"", AtFlags::EMPTY_PATH | now, StatxFlags::BASIC_STATS)?;
+        let mut found = Attributes::from(fs::statx(&dir, name, flags | now, wanted)?);
+        if self.0 != Some(found.dev) {
+            found.btime = Timestamp::default();
+        }
+        Ok(found)
+    }
+
     /// As `fstat`, with the time of birth where that can be relied on.
     pub(crate) fn of_open(self, file: impl AsFd) -> rustix::io::Result<Attributes> {
         match self.0 {

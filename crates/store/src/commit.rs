@@ -13,10 +13,10 @@ use rustix::io::Errno;
 
 use crate::backing::{BackingStore, Commit, Dir, Expect, SetAttributes, Temporary};
 use crate::copy::{Cancel, Limits, Priority, copy_range};
-use crate::dir_backing::{DirBacking, rename_no_replace};
+use crate::dir_backing::DirBacking;
 use crate::failpoints::{answer_at, fail_at};
 use crate::private::{TempPath, swap_name};
-use crate::rename::PutBack;
+use crate::rename::{PutBack, rename_no_replace};
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError};
 
 /// How one attempt to publish ended.
@@ -110,7 +110,7 @@ impl DirBacking {
             Ok(()) => Ok(Attempt::Published),
             Err(Errno::XDEV) => Ok(Attempt::OtherMount),
             Err(Errno::EXIST) if expect == Expect::Absent => {
-                Ok(Attempt::Conflict(self.stat_if(dir, name)?))
+                Ok(Attempt::Conflict(self.look(dir, name)?))
             }
             Err(e) => Err(self.err("publish", dir, name, e)),
         }
@@ -124,7 +124,7 @@ impl DirBacking {
         name: &OsStr,
         version: &Fingerprint,
     ) -> Result<Attempt> {
-        let found = match self.stat_if(dir, name)? {
+        let found = match self.look(dir, name)? {
             Some(found) if found.kind == FileKind::Regular && found.fingerprint() == *version => {
                 found
             }
@@ -185,7 +185,7 @@ impl DirBacking {
 
     /// Whether a file of ours stands under a name.
     fn stands_at(&self, dir: &Dir, name: &OsStr, own: &Attributes) -> Result<bool> {
-        let found = self.stat_if(dir, name)?;
+        let found = self.look(dir, name)?;
         Ok(found.is_some_and(|found| (found.dev, found.ino) == (own.dev, own.ino)))
     }
 
@@ -254,7 +254,7 @@ impl DirBacking {
     }
 
     fn stat_errno(&self, place: &TempPath) -> rustix::io::Result<Attributes> {
-        fs::statat(&place.dir, &place.name, AtFlags::SYMLINK_NOFOLLOW).map(Attributes::from)
+        self.births.look(&place.dir, &place.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
     /// Gives up with a foreign file in hand: it stays where the next clean-up finds it and moves it to

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{
-    self, AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Uid, XattrFlags,
+    self, AtFlags, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -103,7 +103,7 @@ impl DirBacking {
         }
     }
 
-    fn checked(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+    pub(crate) fn checked(&self, dir: &Dir, name: &OsStr) -> Result<()> {
         check_name(name).map_err(|e| self.err("use the name", dir, name, e))
     }
 
@@ -750,25 +750,6 @@ fn with_readable(
     match retry(|| call(&fd)) {
         // Some network file systems do not sync directories; their servers do it themselves.
         Err(Errno::INVAL) => Ok(()),
-        other => other,
-    }
-}
-
-/// Renames unless the target exists; a check and a rename where the flag is unknown.
-pub(crate) fn rename_no_replace(
-    dir: &Dir,
-    name: &OsStr,
-    to_dir: &Dir,
-    to_name: &OsStr,
-) -> rustix::io::Result<()> {
-    match fs::renameat_with(dir, name, to_dir, to_name, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            match fs::statat(to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => Err(Errno::EXIST),
-                Err(Errno::NOENT) => fs::renameat(dir, name, to_dir, to_name),
-                Err(e) => Err(e),
-            }
-        }
         other => other,
     }
 }

@@ -19,9 +19,10 @@ use rustix::fs::{self, AtFlags, OFlags};
 use rustix::io::Errno;
 
 use crate::backing::{BackingStore, Cleaned, Dir, Temporary};
-use crate::dir_backing::{DirBacking, open_beneath, rename_no_replace};
+use crate::dir_backing::{DirBacking, open_beneath};
 use crate::dir_tier::random;
 use crate::private::{Area, swap_name};
+use crate::rename::rename_no_replace;
 use crate::{FileKind, Fingerprint, Result, StoreError};
 
 /// Rounds in which a directory is emptied that somebody may still be filling.

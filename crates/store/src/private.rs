@@ -27,7 +27,7 @@ use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::backing::{BackingStore, Cleaned, Dir, PRIVATE, TEMPORARY_PREFIX, Temporary};
-use crate::dir_backing::{DirBacking, rename_no_replace};
+use crate::dir_backing::DirBacking;
 use crate::dir_file::DirFile;
 use crate::dir_tier::random;
 use crate::failpoints::fail_at;
@@ -35,6 +35,7 @@ use crate::incarnation::is_kept;
 use crate::local::{LocalFile, retry};
 use crate::ownership::shed_access_lists;
 use crate::presence::{Believed, MapFile, Presence};
+use crate::rename::rename_no_replace;
 use crate::{Attributes, FileKind, Fingerprint, Result, StoreError, Timestamp};
 
 /// What follows the name of a spill file in that of its map.

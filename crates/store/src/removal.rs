@@ -9,6 +9,8 @@
 
 use std::ffi::OsStr;
 
+use rustix::io::Errno;
+
 use crate::backing::{BackingStore, Dir};
 use crate::dir_backing::DirBacking;
 use crate::{Attributes, FileKind, Fingerprint, Result};
@@ -45,8 +47,12 @@ pub enum Removed {
 }
 
 impl DirBacking {
+    fn look_before(&self, dir: &Dir, name: &OsStr) -> Result<Attributes> {
+        self.look(dir, name)?.ok_or_else(|| self.err("remove", dir, name, Errno::NOENT))
+    }
+
     pub(crate) fn remove_known(&self, dir: &Dir, name: &OsStr, known: &Known) -> Result<Removed> {
-        if !known.is(&self.stat(dir, name)?) {
+        if !known.is(&self.look_before(dir, name)?) {
             return Ok(Removed::Other);
         }
         self.unlink(dir, name).map(|()| Removed::Done)
@@ -58,7 +64,7 @@ impl DirBacking {
         name: &OsStr,
         known: &Fingerprint,
     ) -> Result<Removed> {
-        let found = self.stat(dir, name)?;
+        let found = self.look_before(dir, name)?;
         if found.kind != FileKind::Directory || !found.same_inode(known) {
             return Ok(Removed::Other);
         }

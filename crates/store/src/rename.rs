@@ -7,14 +7,16 @@
 
 use std::ffi::OsStr;
 
-use rustix::fs::{self, RenameFlags};
+use rustix::fs::{self, AtFlags, RenameFlags};
 use rustix::io::Errno;
 
+use crate::attributes::Births;
 use crate::backing::{Dir, RenameMode};
-use crate::dir_backing::{DirBacking, rename_no_replace};
+use crate::dir_backing::DirBacking;
 use crate::failpoints::{answer_at, fail_at};
+use crate::local::retry;
 use crate::removal::{Known, Removed};
-use crate::{Fingerprint, Result};
+use crate::{Attributes, Fingerprint, Result};
 
 /// An exchange that others undo again and again is given up.
 const TRIES: usize = 16;
@@ -40,6 +42,25 @@ pub(crate) enum PutBack {
     TheirsStays,
 }
 
+/// Renames unless the target exists; a check and a rename where the flag is unknown.
+pub(crate) fn rename_no_replace(
+    dir: &Dir,
+    name: &OsStr,
+    to_dir: &Dir,
+    to_name: &OsStr,
+) -> rustix::io::Result<()> {
+    match fs::renameat_with(dir, name, to_dir, to_name, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            match Births::default().look(to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => Err(Errno::EXIST),
+                Err(Errno::NOENT) => fs::renameat(dir, name, to_dir, to_name),
+                Err(e) => Err(e),
+            }
+        }
+        other => other,
+    }
+}
+
 impl DirBacking {
     pub(crate) fn rename_as(&self, mode: RenameMode, from: At<'_>, to: At<'_>) -> Result<()> {
         let done = match mode {
@@ -51,9 +72,19 @@ impl DirBacking {
         done.map_err(|e| self.err("rename", from.0, from.1, e))
     }
 
+    /// What stands under a name, for who is about to replace or remove it; `None` if nothing does.
+    pub(crate) fn look(&self, dir: &Dir, name: &OsStr) -> Result<Option<Attributes>> {
+        self.checked(dir, name)?;
+        match retry(|| self.births.look(dir, name, AtFlags::SYMLINK_NOFOLLOW)) {
+            Ok(found) => Ok(Some(found)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(e) => Err(self.err("look at", dir, name, e)),
+        }
+    }
+
     /// Whether a version stands under a name; `None` if nothing does.
     fn has_version(&self, at: At<'_>, version: &Fingerprint) -> Result<Option<bool>> {
-        let found = self.stat_if(at.0, at.1)?;
+        let found = self.look(at.0, at.1)?;
         Ok(found.map(|found| found.fingerprint().same_content(version)))
     }
 
@@ -121,7 +152,7 @@ impl DirBacking {
 
     /// The object under a name; `None` if there is none.
     fn inode_at(&self, at: At<'_>) -> Result<Option<Inode>> {
-        Ok(self.stat_if(at.0, at.1)?.map(|found| (found.dev, found.ino)))
+        Ok(self.look(at.0, at.1)?.map(|found| (found.dev, found.ino)))
     }
 
     /// What came out of an exchange for `own` is others' and gets its name back. If they have replaced

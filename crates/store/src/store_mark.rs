@@ -7,9 +7,10 @@ use rustix::fs::{self, AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::backing::{Dir, PRIVATE};
-use crate::dir_backing::{DirBacking, rename_no_replace};
+use crate::dir_backing::DirBacking;
 use crate::dir_tier::random;
 use crate::local::{LocalFile, retry};
+use crate::rename::rename_no_replace;
 use crate::{BackingStore, Bytes, Result, StoreError};
 
 /// Name of the mark in the private area.
