@@ -522,3 +522,32 @@ fn range_that_the_device_does_not_allocate_then_is_not_charged() {
     }
     assert!(rig.used() <= before, "{} bytes are charged, and were {before}", rig.used());
 }
+
+#[test]
+fn sparse_file_when_read_or_fetched_then_its_holes_stay_holes_on_the_tier_and_below() {
+    const SIZE: u64 = 20 * MIB;
+    let blocks = |path: &std::path::Path| {
+        512 * std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap())
+    };
+    for is_warmed in [false, true] {
+        let rig = Rig::small(64 * MIB);
+        let path = rig.backing().join("sparse");
+        let below = std::fs::File::create(&path).unwrap();
+        below.set_len(SIZE).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&below, b"middle", 7 * MIB).unwrap();
+        let mut bytes = vec![0; SIZE as usize];
+        bytes[7 * MIB as usize..][..6].copy_from_slice(b"middle");
+        if is_warmed {
+            rig.node().residency().warm_file(rig.ino("sparse"), &mut |_| true).unwrap();
+        }
+        same(&rig.get("sparse"), &bytes, "brought in");
+        assert!(rig.occupied(0) < MIB, "{} bytes on the tier", rig.occupied(0));
+        let fh = rig.open("sparse", libc::O_RDWR);
+        rig.write(fh, 3, b"x");
+        bytes[3] = b'x';
+        rig.node().release(fh);
+        rig.drain();
+        same(&rig.plain("sparse"), &bytes, "written back");
+        assert!(blocks(&path) < MIB, "{} bytes below", blocks(&path));
+    }
+}

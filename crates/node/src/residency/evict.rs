@@ -29,6 +29,9 @@ use crate::residency::room::Waited;
 /// A writer waits this long for the next byte of room before it goes past the tiers.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// So much is moved to another tier by the very thread that wants the room.
+const MOVED_AT_ONCE: u64 = 16 << 20;
+
 /// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
 const MIN_KEPT: u64 = 2 << 20;
 const MAX_KEPT: u64 = 32 << 20;
@@ -71,6 +74,14 @@ impl<'a> Wanting<'a> {
         self.missing() > 0
     }
 
+    /// Whether a decision is to copy so much to another tier that who wants room does not wait for all of it.
+    fn moves_for_long(&self, action: &Action) -> bool {
+        let (Action::Demote { object, .. } | Action::Promote { object, .. }) = action else {
+            return false;
+        };
+        self.residency.residents.get(object.0).is_some_and(|found| found.charged > MOVED_AT_ONCE)
+    }
+
     /// Has others make way.
     fn press(&self) -> Pressed {
         let mut actions = Vec::new();
@@ -78,6 +89,11 @@ impl<'a> Wanting<'a> {
         self.residency.step(Event::Pressure { tier: unit::Tier(self.tier), need }, &mut actions);
         let mut pressed = Pressed { flushing: false, refused: false };
         for action in actions {
+            if self.moves_for_long(&action) {
+                // It counts as on its way out.
+                self.residency.perform_later(action);
+                continue;
+            }
             let flushes = matches!(action, Action::Flush { .. });
             let done = self.residency.perform(action);
             pressed.flushing |= flushes && done;

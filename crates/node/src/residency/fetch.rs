@@ -22,6 +22,7 @@ use crate::residency::Residency;
 use crate::residency::data::BLOCK;
 use crate::residency::data_location::{Admitted, AtRange, Charge, Gaps, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
+use crate::residency::holes::write_around_holes;
 use crate::residency::room::no_room;
 use crate::residency::room::write_all;
 use crate::residency::seams::SharedCopy;
@@ -634,7 +635,7 @@ impl Residency {
     ) -> forebay_store::Result<usize> {
         let _one_at_a_time = file.times.lock();
         let mtime = place.object.stat()?.mtime;
-        let written = place.object.write_at(bytes, offset);
+        let written = write_around_holes(&*place.object, bytes, offset);
         place.object.set_times(None, Some(mtime))?;
         written
     }

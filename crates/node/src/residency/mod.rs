@@ -76,6 +76,7 @@ pub(crate) mod failed;
 pub(crate) mod failed_syncs;
 pub(crate) mod fetch;
 pub(crate) mod files;
+mod holes;
 pub(crate) mod inode_alias;
 pub(crate) mod left_behind;
 pub(crate) mod left_note;

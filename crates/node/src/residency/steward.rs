@@ -60,7 +60,7 @@ impl Residency {
     /// Has a decision carried out by a thread that may wait. The steward waits for an answer to
     /// each, so that none may be lost: what finds no place in the pool waits for the next tick. At
     /// most one waits for each object.
-    fn perform_later(&self, action: Action) {
+    pub(super) fn perform_later(&self, action: Action) {
         if !self.later(move |node| {
             node.perform(action);
         }) {
