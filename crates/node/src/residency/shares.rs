@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-/// What an open file takes at most: its object, and the file in the backing store.
-const EACH: u64 = 2;
+/// What an open file takes at most, as soon as it is written past the tiers, or when a daemon takes it over:
+/// its object or spill file, the map of that, and the version below.
+const EACH: u64 = 3;
 /// Kept for everything but open files: a quarter, at most this many.
 const RESERVE: u64 = 1024;
 /// Descriptors that are not of open files, at most: above all 256 directories of objects in each tier.
@@ -56,7 +57,9 @@ impl Shares {
     /// `EMFILE` when this user has had his share, `ENFILE` when only the reserve is left.
     pub fn take(self: &Arc<Self>, uid: u32) -> Result<Share, Errno> {
         let open = self.open.load(Ordering::Relaxed);
-        if open * 2 * EACH + OTHERS >= self.descriptors && self.is_used_up() {
+        // Whoever has a file open is not refused a write for want of a descriptor, nor loses it to the next daemon.
+        let promised = open * EACH >= self.descriptors;
+        if promised || open * 2 * EACH + OTHERS >= self.descriptors && self.is_used_up() {
             return Err(Errno::NFILE);
         }
         let user = (uid != 0 && uid != self.own).then_some(uid);
@@ -116,13 +119,21 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!((refused, taken.len()), (Errno::MFILE, 75));
+        assert_eq!((refused, taken.len()), (Errno::MFILE, 50));
         for uid in [0, 1, 1001] {
             assert!(shares.take(uid).is_ok(), "{uid}");
         }
         taken.pop();
         assert!(shares.take(1000).is_ok(), "one in place of another");
-        drop(taken);
+        let mut roots = Vec::new();
+        let refused = loop {
+            match shares.take(0) {
+                Ok(share) => roots.push(share),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused, (roots.len() + taken.len()) as u64 * EACH), (Errno::NFILE, 300));
+        drop((roots, taken));
         assert!(shares.by_user.lock().is_empty());
         assert_eq!(shares.open.load(Ordering::Relaxed), 0);
     }
