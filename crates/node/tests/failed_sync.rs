@@ -328,3 +328,35 @@ fn file_that_was_cut_when_renamed_over_another_beside_its_write_back_then_neithe
     wanted.extend_from_slice(b"its end");
     same(&rig.plain("old"), &wanted, "in the backing store");
 }
+
+/// Else the next sync would be confirmed without what the kernel has dropped.
+#[test]
+fn note_of_failed_syncs_when_it_cannot_be_read_then_the_start_is_refused_and_it_stays() {
+    let device = FailsOnce::of("objects");
+    let mut rig = over(&device);
+    let fh = rig.create("file");
+    rig.write(fh, 0, &noise(4, 100 * KIB));
+    device.fail_next();
+    assert!(rig.node().fsync(&CONTEXT, fh, false).is_err(), "the failure is told");
+    rig.crash();
+    let note = rig.config.tiers[0].dir.join("state/failed-syncs");
+    let kept = note.with_extension("kept");
+    std::fs::rename(&note, &kept).unwrap();
+    // What stands there can't be read as a file.
+    std::fs::create_dir(&note).unwrap();
+    let backing = Arc::new(forebay_store::DirBacking::open(rig.backing(), "n").unwrap());
+    let started = loop {
+        match forebay_node::Node::start_on(rig.config.clone(), backing.clone()) {
+            Err(forebay_node::NodeError::Store(forebay_store::StoreError::Locked { .. })) => {}
+            started => break started,
+        }
+    };
+    let said = started.err().map(|error| error.to_string()).expect("it starts without the note");
+    assert!(said.contains("failed-syncs"), "{said}");
+    std::fs::remove_dir(&note).unwrap();
+    std::fs::rename(&kept, &note).unwrap();
+    rig.start();
+    let fh = rig.open("file", libc::O_RDONLY);
+    sync_is_true(&rig, fh, &device);
+    rig.node().release(fh);
+}

@@ -29,6 +29,7 @@ use crate::lifecycle::members::{self, Expected};
 use crate::lifecycle::{admission, former};
 use crate::node::{METADATA, Node, OptionalParts, owner_of};
 use crate::pool::Pool;
+use crate::residency::failed_syncs::FailedSyncs;
 use crate::residency::left_behind::LeftBehind;
 use crate::residency::room::Room;
 use crate::residency::seams::{ColdReads, NoPeers};
@@ -254,6 +255,7 @@ impl Node {
         let slow = Arc::new(Pool::new(config.slow_threads, 4096));
         let reconciler = Reconciler::load(&state_dir);
         let left_behind = LeftBehind::load(&state_dir)?;
+        let failed_syncs = FailedSyncs::load(&state_dir)?;
         let defects = Arc::new(Defects::known_from(handed_over.map_or(&[], |left| &left.defects)));
         let (config, meta) = (Arc::new(config), Arc::new(meta));
         Ok(Arc::new_cyclic(|this: &Weak<Node>| {
@@ -266,6 +268,7 @@ impl Node {
                     defects,
                     state_dir,
                     left_behind,
+                    failed_syncs,
                     peers: match cluster {
                         Some(cluster) => Box::new(Others(cluster.clone())),
                         None => Box::new(NoPeers),

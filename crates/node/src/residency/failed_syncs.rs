@@ -12,11 +12,11 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_store::{Object, Presence};
+use forebay_store::{Object, Presence, StoreError};
 use forebay_types::Ino;
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
@@ -27,6 +27,7 @@ use crate::residency::data_location::{TierObject, Underlay};
 use crate::residency::files::File;
 use crate::residency::overlay::Spill;
 use crate::residency::synced::is_same_boot;
+use crate::state_files;
 
 /// Where a state directory notes them: eight bytes for each. What the kernel has of it survives a daemon,
 /// and nothing has to survive the kernel.
@@ -45,11 +46,16 @@ pub(crate) struct FailedSyncs {
 
 impl FailedSyncs {
     /// With those that an earlier daemon has noted since the machine started.
-    pub(crate) fn load(state_dir: &Path) -> Self {
+    ///
+    /// # Errors
+    /// There is a note that can't be read: without it the next syncs would be confirmed.
+    pub(crate) fn load(state_dir: &Path) -> Result<Self> {
         let note = state_dir.join(NOTE);
-        let said = match is_same_boot(state_dir) {
-            true => fs::read(&note).unwrap_or_default(),
-            false => Vec::new(),
+        let said = match fs::read(&note) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(StoreError::io("read", &note, error).into()),
+            Ok(_) if !is_same_boot(state_dir) => Vec::new(),
+            Ok(said) => said,
         };
         let (numbers, _) = said.as_chunks::<8>();
         let of: HashSet<u64> = numbers.iter().map(|number| u64::from_le_bytes(*number)).collect();
@@ -57,7 +63,7 @@ impl FailedSyncs {
         if failed.any.load(Ordering::Relaxed) || failed.note.exists() {
             failed.write_note(&failed.of.lock());
         }
-        failed
+        Ok(failed)
     }
 
     pub(crate) fn has(&self, ino: Ino) -> bool {
@@ -100,9 +106,11 @@ impl FailedSyncs {
 
     fn write_note(&self, of: &HashSet<u64>) {
         let text: Vec<u8> = of.iter().flat_map(|ino| ino.to_le_bytes()).collect();
+        let dir = self.note.parent().unwrap_or(Path::new(""));
+        // Who dies here, or has no room, leaves the one that was there.
         let written = match text.is_empty() {
             true => fs::remove_file(&self.note),
-            false => fs::write(&self.note, text),
+            false => state_files::replace(dir, NOTE, &text),
         };
         if let Err(error) = written {
             tracing::debug!(%error, "can't note which syncs failed");

@@ -93,6 +93,8 @@ fn node_on(
             state_dir: PathBuf::new(),
             left_behind: crate::residency::left_behind::LeftBehind::load(Path::new(""))
                 .expect("nothing is left behind"),
+            failed_syncs: crate::residency::failed_syncs::FailedSyncs::load(Path::new(""))
+                .expect("none has failed"),
             peers: Box::new(crate::residency::seams::NoPeers),
             above: Box::new(crate::seams::Upper(this.clone())),
             cold: None,
