@@ -232,9 +232,8 @@ impl Node {
             former,
         )?;
         expected.confirm(&meta, &state_dir, &tiers)?;
-        let joined = meta.member().zip(config.cluster.clone());
-        let joined =
-            joined.map(|(me, config)| Joined::new(me, config, former, expected.markable.clone()));
+        let join = |(me, config)| Joined::new(me, config, former, expected.markable.clone());
+        let joined = meta.member().zip(config.cluster.clone()).map(join);
         if let Some(joined) = &joined {
             meta.rely(joined.kernel_grants.clone());
             joined.enter_store()?;
@@ -249,13 +248,13 @@ impl Node {
         let decisions = steward_config(&config);
         let steward =
             Steward::new(&decisions).map_err(|error| NodeError::Config(error.to_string()))?;
-        let event_log = config.event_log.as_deref();
-        let event_log = event_log.map(|path| EventLog::create(path, &decisions)).transpose()?;
+        let log = |path| EventLog::create(path, &decisions);
+        let event_log = config.event_log.as_deref().map(log).transpose()?;
         let streams = start_streams(&config)?;
         let slow = Arc::new(Pool::new(config.slow_threads, 4096));
         let reconciler = Reconciler::load(&state_dir);
-        let left_behind = LeftBehind::load(&state_dir)?;
-        let failed_syncs = FailedSyncs::load(&state_dir)?;
+        let (left_behind, failed_syncs) =
+            (LeftBehind::load(&state_dir)?, FailedSyncs::load(&state_dir)?);
         let defects = Arc::new(Defects::known_from(handed_over.map_or(&[], |left| &left.defects)));
         let (config, meta) = (Arc::new(config), Arc::new(meta));
         Ok(Arc::new_cyclic(|this: &Weak<Node>| {

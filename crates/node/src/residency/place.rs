@@ -1,6 +1,7 @@
 //! A place for what is written to a file that no tier has: an object is begun for it, or a spill file gets
 //! its first blocks.
 
+use std::iter;
 use std::ops::Range;
 
 use forebay_store::{AllocateMode, ErrorClass, Header, Presence};
@@ -158,7 +159,8 @@ impl Residency {
         let extent = self.config.extent_bytes;
         let is_laid_over = spill.with_map(|map| map.is_some());
         let unit = if is_laid_over { extent } else { BLOCK };
-        let mut parts = vec![offset - offset % unit..offset - offset % unit + unit];
+        let first = offset - offset % unit;
+        let mut parts: Vec<Range<u64>> = iter::once(first..first + unit).collect();
         if let Some(place) = &location.place {
             let size = place.object.len()?;
             let map = Presence::sidecar_bytes_for(extent, size);
@@ -171,7 +173,7 @@ impl Residency {
             };
             let mut at = moves.start;
             let absent = place.absent(moves.clone());
-            for run in absent.into_iter().chain([moves.end..moves.end]) {
+            for run in absent.into_iter().chain(iter::once(moves.end..moves.end)) {
                 parts.push(at..run.start);
                 at = run.end;
             }

@@ -203,7 +203,7 @@ impl Residency {
         change: impl FnOnce(&Spill) -> Result<u64>,
     ) -> Result<u64> {
         if let Some(place) = &location.place
-            && !(must_fit && !location.is_spilled())
+            && (!must_fit || location.is_spilled())
         {
             // First: a clean object may go at any time, and its bytes with it.
             self.mark_dirty(file, place)?;

@@ -396,6 +396,16 @@ impl Writeback {
                 self.rest_if_full(error);
             }
         }
+        self.tell_done(done, finished, told);
+    }
+
+    /// What became of the inodes of a batch that have had their turn, by how that has `finished`.
+    fn tell_done(
+        &self,
+        done: Vec<(Ino, u32, bool)>,
+        finished: Result<()>,
+        told: &mut dyn FnMut(Ino, Turn),
+    ) {
         for (ino, failures, was_wanted) in done {
             match &finished {
                 Ok(()) => {
