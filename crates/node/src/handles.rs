@@ -130,7 +130,7 @@ pub struct Handle {
     expected: AtomicU64,
     /// Bytes read since it last jumped.
     run: AtomicU64,
-    /// It counts among the open files of its user; not if a predecessor opened it.
+    /// It counts among the open files of its user; if a predecessor opened it, among all alone.
     pub(crate) share: Option<Share>,
 }
 

@@ -491,15 +491,26 @@ fn file_past_the_tier_when_written_during_its_write_back_then_no_half_of_that_is
     same(&rig.plain("file"), &expected, "at the end");
 }
 
-/// Fails the first sync that follows a publication, and says so.
+/// Fails the first sync that follows the first publication, and says so.
 struct FailsAfterCommit {
     committed: AtomicBool,
+    failed: AtomicBool,
     tell: SyncSender<()>,
+}
+
+impl FailsAfterCommit {
+    fn telling(tell: SyncSender<()>) -> Arc<Self> {
+        let (committed, failed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(FailsAfterCommit { committed, failed, tell })
+    }
 }
 
 impl Interceptor for FailsAfterCommit {
     fn before(&self, operation: Operation, _: u64) -> Verdict {
-        if operation == Operation::Sync && self.committed.swap(false, Ordering::AcqRel) {
+        if operation == Operation::Sync
+            && self.committed.load(Ordering::Acquire)
+            && !self.failed.swap(true, Ordering::AcqRel)
+        {
             let _ = self.tell.try_send(());
             return Verdict::Fail(libc::EIO);
         }
@@ -516,8 +527,7 @@ impl Interceptor for FailsAfterCommit {
 #[test]
 fn spill_file_when_published_and_the_directory_can_not_be_synced_then_nobody_writes_into_it() {
     let (tell, told) = sync_channel(1);
-    let fails = FailsAfterCommit { committed: AtomicBool::new(false), tell };
-    let rig = Rig::new(&[MIB], Arc::new(fails), |_| {});
+    let rig = Rig::new(&[MIB], FailsAfterCommit::telling(tell), |_| {});
     let filler = rig.create("filler");
     rig.write(filler, 0, &noise(1, MIB - 8 * KIB));
     let mut bytes = noise(2, 300 * KIB);
@@ -525,7 +535,7 @@ fn spill_file_when_published_and_the_directory_can_not_be_synced_then_nobody_wri
     rig.write(fh, 0, &bytes);
     std::thread::scope(|scope| {
         let ino = rig.ino("file");
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + Duration::from_millis(200);
         let node = rig.node();
         let sync = scope.spawn(move || node.writeback().sync_subtree(ino, until, &mut |_| true));
         told.recv_timeout(LIMIT).expect("nothing is published");
@@ -537,13 +547,48 @@ fn spill_file_when_published_and_the_directory_can_not_be_synced_then_nobody_wri
         }
         sync.join().unwrap().unwrap();
     });
-    rig.write(fh, 200, b"later");
+    // Nobody has to ask for that again.
+    wait_until("it can be written again", || rig.node().write(&CONTEXT, fh, 200, b"later").is_ok());
     bytes[200..205].copy_from_slice(b"later");
     for handle in [fh, filler] {
         rig.node().release(handle);
     }
     rig.drain();
     same(&rig.plain("file"), &bytes, "at the end");
+}
+
+/// What the tier has of it was written after the spill file had been filled.
+#[test]
+fn part_on_the_tier_when_written_after_a_publication_without_an_answer_then_it_is_written_back() {
+    let (tell, told) = sync_channel(1);
+    let rig = Rig::new(&[512 * KIB], FailsAfterCommit::telling(tell), |_| {});
+    let mut bytes = noise(2, 600 * KIB);
+    let (fh, filler) = (rig.create("file"), rig.create("filler"));
+    rig.write(fh, 0, &bytes[..128 << 10]);
+    rig.write(filler, 0, &noise(1, 350 * KIB));
+    for at in (128..600).step_by(8) {
+        rig.write(fh, at * KIB, &bytes[at as usize * 1024..][..8 << 10]);
+    }
+    rig.node().release(fh);
+    // It has the file in use all the while.
+    let reader = rig.open("file", libc::O_RDONLY);
+    let place = rig.node().whereabouts(rig.ino("file")).unwrap();
+    assert!(!spill_files(&rig).is_empty() && place.resident_bytes > 64 * KIB, "{place:?}");
+    std::thread::scope(|scope| {
+        let (node, ino) = (rig.node(), rig.ino("file"));
+        let until = Instant::now() + LIMIT;
+        let sync = scope.spawn(move || node.writeback().sync_subtree(ino, until, &mut |_| true));
+        told.recv_timeout(LIMIT).expect("nothing is published");
+        let writer = rig.open("file", libc::O_RDWR);
+        rig.write(writer, 100, b"newer");
+        bytes[100..105].copy_from_slice(b"newer");
+        rig.node().release(writer);
+        sync.join().unwrap().unwrap();
+    });
+    rig.node().release(filler);
+    rig.drain();
+    same(&rig.plain("file"), &bytes, "at the end");
+    rig.node().release(reader);
 }
 
 /// Its spill file goes before the write-back deletes its record, which notes that it had one.

@@ -355,6 +355,7 @@ impl Node {
         handle.durably = open.durably;
         handle.keeps_set_ids = open.keeps_set_ids;
         handle.alias = open.alias();
+        handle.share = Some(self.handles.shares.taken_over());
         Ok(handle)
     }
 }

@@ -648,8 +648,10 @@ impl Residency {
             let location = file.location.read();
             let place = location.place.as_ref().filter(|_| !location.is_spilled()).filter(is_due);
             let Some(place) = place else { return Ok(()) };
-            // Most of it, while the file is read: it may be gigabytes.
-            self.sync_object(file, place, true)?;
+            // Most of it, while the file is read: it may be gigabytes. After a failure it is written again first.
+            if !self.failed_syncs.has(file.ino) {
+                self.sync_object(file, place, true)?;
+            }
         }
         let mut location = file.location.write();
         if location.is_spilled() {

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_meta::Attr;
 use forebay_store::copy::{self, Cancel, Priority};
 use forebay_store::{BackingFile, ErrorClass, Presence, Temporary};
-use forebay_types::Timestamp;
+use forebay_types::{Ino, Timestamp};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
@@ -239,6 +239,15 @@ impl Spill {
 }
 
 impl Residency {
+    /// Whether the spill file of a file in use may stand under its name already.
+    pub(crate) fn spill_may_be_published(&self, ino: Ino) -> bool {
+        let file = self.files.peek(ino);
+        let location = file.as_ref().and_then(|file| file.location.try_read());
+        location.is_some_and(
+            |location| matches!(&location.base, Underlay::Spill(spill) if spill.may_be_published()),
+        )
+    }
+
     /// Reads from what lies under the object.
     pub(crate) fn read_base(
         &self,

@@ -248,6 +248,11 @@ impl Residency {
         }
     }
 
+    /// Whether somebody has a removed file in hand, whose bytes go after that.
+    pub(crate) fn waits_to_go(&self, ino: Ino) -> bool {
+        self.removals.0.lock().files.contains(&ino)
+    }
+
     /// Removes the spill file of a file that was removed or has let go of it, in a moment.
     pub(crate) fn drop_spill_soon(&self, ino: Ino) {
         self.note_spill_due(ino);

@@ -75,6 +75,12 @@ impl Shares {
         Ok(Share { of: self.clone(), user })
     }
 
+    /// Counts one that the daemon before had open: it can't be refused any more.
+    pub fn taken_over(self: &Arc<Self>) -> Share {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Share { of: self.clone(), user: None }
+    }
+
     /// Whether only the reserve of descriptors is left.
     fn is_used_up(&self) -> bool {
         // Linux 6.2 and later say so how many there are.
@@ -133,6 +139,11 @@ mod tests {
             }
         };
         assert_eq!((refused, (roots.len() + taken.len()) as u64 * EACH), (Errno::NFILE, 300));
+        let before = shares.taken_over();
+        drop(roots.pop());
+        assert!(shares.take(0).is_err(), "what was taken over counts");
+        drop(before);
+        assert!(shares.take(0).is_ok());
         drop((roots, taken));
         assert!(shares.by_user.lock().is_empty());
         assert_eq!(shares.open.load(Ordering::Relaxed), 0);

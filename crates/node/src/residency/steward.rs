@@ -132,8 +132,11 @@ impl Residency {
 
     /// The backing store has all of a file, and its record says so: from here on a copy may go that is clean.
     pub(crate) fn say_clean(&self, ino: Ino) {
-        if self.residents.get(ino.0).is_none_or(|found| found.dirty) {
-            return;
+        match self.residents.get(ino.0) {
+            None => return,
+            // Written anew: who asked for its flush has to hear that others make room.
+            Some(found) if found.dirty => return self.flush_failed(ino),
+            Some(_) => {}
         }
         let file = self.files.get(ino);
         let location = file.location.read();
@@ -141,8 +144,9 @@ impl Residency {
             None => self.say_clean_if_known_so(ino),
             Some(place) => {
                 let _growing = place.charge.growing.lock();
-                if !place.is_dirty() {
-                    self.say_clean_if_known_so(ino);
+                match place.is_dirty() {
+                    true => self.flush_failed(ino),
+                    false => self.say_clean_if_known_so(ino),
                 }
             }
         }

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_meta::Record;
 use forebay_store::backing::Access;
@@ -94,6 +94,10 @@ enum Copied {
     /// Some went elsewhere meanwhile.
     Overtaken,
 }
+
+/// After a publication without an answer the file is looked at again: who writes past the tiers is refused
+/// until then.
+const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// How a file was when its flush began: its count of writes, and whether programs may go on to write.
 struct Began {
@@ -452,12 +456,8 @@ impl Writeback {
         spill: &Arc<Spill>,
         began: Began,
     ) -> Result<Flushed> {
-        if spill.may_be_published() {
-            // Before anything is written to it.
-            if self.backing.open_spill(record.ino.0)?.is_none() {
-                return self.flushed_before(file, record, spill, target);
-            }
-            spill.set_published(false);
+        if self.was_published(file, record, target, spill)? {
+            return Ok(Flushed::Busy);
         }
         let mtime = self.fill_spill(file, spill)?;
         fail_at!("node.flush.spill_filled");
@@ -493,6 +493,7 @@ impl Writeback {
                 _ => {
                     let stays = matches!(self.backing.open_spill(record.ino.0), Ok(Some(_)));
                     spill.set_published(!stays);
+                    self.reconcile_later(record.ino, UNANSWERED);
                     return Err(error);
                 }
             },
@@ -500,7 +501,8 @@ impl Writeback {
         };
         if let Flushed::Done { fingerprint, .. } = flushed {
             // Before the record lets go of the spill file: the next start would remove it.
-            self.backing.sync_held(std::slice::from_ref(target.dir))?;
+            let synced = self.backing.sync_held(std::slice::from_ref(target.dir));
+            synced.inspect_err(|_| self.reconcile_later(record.ino, UNANSWERED))?;
             fail_at!("node.flush.spill_published");
             self.residency.spill_published(file, &mut location, fingerprint)?;
             fail_at!("node.flush.spill_noted");
@@ -508,6 +510,27 @@ impl Writeback {
             spill.set_published(false);
         }
         Ok(flushed)
+    }
+
+    /// Before anything is written to a spill file that may be published: whether it is, and that is noted now.
+    /// What was written to the tier since is not in it, and comes next.
+    fn was_published(
+        &self,
+        file: &FileRef,
+        record: &Record,
+        target: &Target<'_>,
+        spill: &Arc<Spill>,
+    ) -> Result<bool> {
+        if !spill.may_be_published() {
+            return Ok(false);
+        }
+        // Writers of the file wait for this: soon, also while they have it open.
+        self.reconcile_later(record.ino, UNANSWERED);
+        if self.backing.open_spill(record.ino.0)?.is_some() {
+            spill.set_published(false);
+            return Ok(false);
+        }
+        self.flushed_before(file, record, spill, target).map(|_| true)
     }
 
     /// The spill file is not in its place: an earlier flush has published it, and got no answer.
@@ -554,6 +577,9 @@ impl Writeback {
         target: &Target<'_>,
         spill: &Arc<Spill>,
     ) -> Result<Flushed> {
+        if self.was_published(file, record, target, spill)? {
+            return Ok(Flushed::Busy);
+        }
         let mtime = self.fill_spill(file, spill)?;
         // What showed through is about to change.
         self.residency.sync_spill(file, spill, false)?;

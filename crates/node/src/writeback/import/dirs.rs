@@ -717,22 +717,28 @@ impl Writeback {
         dir: Ino,
         handle: &Dir,
     ) -> Result<Option<(Timestamp, Fingerprint)>> {
+        let Some(known) = self.known_time(dir)? else { return Ok(None) };
+        let now = self.backing.stat(handle, OsStr::new(""))?.fingerprint();
+        // Not with a change of our own under way: that is known when it is done.
+        let is_known = known != Timestamp::default() && self.known_time(dir)? == Some(known);
+        Ok((is_known && now.mtime != known).then_some((known, now)))
+    }
+
+    /// The time that a directory of the backing store had when it was last known to be as here.
+    fn known_time(&self, dir: Ino) -> Result<Option<Timestamp>> {
         let stripe = self.imports.own_changes.lock(dir);
         let record = self.meta.get(dir)?;
-        let known = match stripe.get(&dir.0).or(record.backing.fingerprint.as_ref()) {
-            Some(print) => print.mtime,
+        Ok(match stripe.get(&dir.0).or(record.backing.fingerprint.as_ref()) {
+            Some(print) => Some(print.mtime),
             // Nobody has changed anything in it here.
             None if !record.listed
                 && self.meta.entries_plus(dir, 0, 1)?.is_empty()
                 && self.meta.stale_names(dir)?.is_empty() =>
             {
-                record.attr.mtime
+                Some(record.attr.mtime)
             }
-            None => return Ok(None),
-        };
-        let now = self.backing.stat(handle, OsStr::new(""))?.fingerprint();
-        let is_known = known != Timestamp::default();
-        Ok((is_known && now.mtime != known).then_some((known, now)))
+            None => None,
+        })
     }
 
     fn print_of(&self, dir: &Dir) -> Option<Fingerprint> {

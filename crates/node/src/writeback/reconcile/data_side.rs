@@ -153,7 +153,7 @@ impl DataSide for Tiers {
             .for_each(|ino, resident| dirty.extend(resident.dirty.then_some(Ino(ino))));
         let mut removed = RemovedFiles::default();
         for ino in dirty.into_iter().filter(|ino| writeback.is_removed(*ino)) {
-            if !residency.is_open(ino) {
+            if !residency.is_open(ino) && !residency.waits_to_go(ino) {
                 // Its last close is at it, or was by another daemon, which has died.
                 writeback.above.last_close(&residency.files.get(ino));
             }

@@ -366,6 +366,10 @@ impl Writeback {
                     if turn == Turn::AsAtCall {
                         self.note_success(ino);
                     }
+                    if turn == Turn::NotYet && self.reconciler.wanted.lock().contains(&ino.0) {
+                        // Somebody has opened it, perhaps for long.
+                        self.residency.flush_failed(ino);
+                    }
                     if turn == Turn::Busy && !all {
                         self.retry_later(ino, failures, LAST_RETRY_WHEN_BUSY);
                     }
@@ -529,7 +533,9 @@ impl Writeback {
         let has_bytes = record.attr.kind == FileKind::Regular
             && record.attr.nlink > 0
             && (record.is_dirty() || record.spilled);
-        all || !has_bytes || self.is_due(record.ino) && !self.in_use(record.ino)
+        all || !has_bytes
+            || self.is_due(record.ino) && !self.in_use(record.ino)
+            || record.spilled && self.residency.spill_may_be_published(record.ino)
     }
 
     /// Whether a file's bytes are to be written when nobody asks: always, except that some mounts
