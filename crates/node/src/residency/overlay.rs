@@ -46,6 +46,8 @@ pub struct Spill {
     noted: AtomicBool,
     /// It may stand under the name of its file, and the record does not know yet: nobody may change it.
     published: AtomicBool,
+    /// A change failed, and may have left something behind the end.
+    overlong: AtomicBool,
 }
 
 /// What shows through a spill file that has only some of the extents.
@@ -96,7 +98,38 @@ impl Spill {
             acknowledged: acknowledged.into(),
             noted: acknowledged.into(),
             published: AtomicBool::new(false),
+            overlong: AtomicBool::new(false),
         })
+    }
+
+    /// Cuts off what a change that failed has left behind the end, before the file grows over it or is
+    /// published with it. No writer may come between.
+    ///
+    /// # Errors
+    /// What the backing store says: the next one that asks cuts it.
+    pub fn cut_left_over(&self) -> Result<()> {
+        if !self.is_overlong() {
+            return Ok(());
+        }
+        let (len, _) = self.size_and_mtime();
+        if self.file().len()? > len {
+            self.file().set_len(len)?;
+        }
+        self.overlong.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether something may lie behind the end that was never written.
+    pub fn is_overlong(&self) -> bool {
+        self.overlong.load(Ordering::Acquire)
+    }
+
+    /// A change failed.
+    fn cut_after_failure(&self) {
+        self.overlong.store(true, Ordering::Release);
+        if let Err(error) = self.cut_left_over() {
+            tracing::debug!(%error, "what a refused write left behind the end of a spill file is cut by the next one");
+        }
     }
 
     /// Whether it may stand under the name of its file already.
@@ -161,12 +194,12 @@ impl Spill {
     /// What the backing store says.
     pub fn set_len(&self, len: u64) -> Result<()> {
         self.check_not_published()?;
+        self.cut_left_over()?;
         self.file().set_len(len)?;
-        if let Some(over) = &self.over {
-            over.has.write().set_len(len)?;
-        }
+        // After a failure that is so in memory.
+        let noted = self.over.as_ref().map_or(Ok(()), |over| over.has.write().set_len(len));
         *self.seen.lock() = (len, clock::wall_time());
-        Ok(())
+        Ok(noted?)
     }
 
     /// Makes what was written durable.
@@ -468,6 +501,22 @@ impl Residency {
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         spill.check_not_published()?;
+        spill.cut_left_over()?;
+        let changed = self.change_range(file, spill, range, change);
+        if changed.is_err() {
+            // What a device has taken of it before it refused the rest.
+            spill.cut_after_failure();
+        }
+        changed
+    }
+
+    fn change_range<T>(
+        &self,
+        file: &File,
+        spill: &Spill,
+        range: Range<u64>,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let end = range.end;
         let mut has = spill.over.as_ref().map(|over| (over, over.has.write()));
         if let Some((over, has)) = &mut has {

@@ -289,11 +289,6 @@ impl Residency {
                 Err(error) => return Err(error),
             }
         }
-        // What went to the device behind that was never written, as a start sees it.
-        let len = spill.size_and_mtime().0;
-        if spill.file().len()? > len {
-            spill.file().set_len(len)?;
-        }
         if at > offset { Ok(at) } else { Err(refused) }
     }
 

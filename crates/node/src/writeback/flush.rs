@@ -471,7 +471,7 @@ impl Writeback {
         let same = matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill));
         // What was written since may be here in part only: some of it on the tier, some in the spill file.
         let is_newer = !began.kept_open && file.writes.load(Ordering::Acquire) != began.writes;
-        if !same || !spill.is_complete() || is_newer {
+        if !same || !spill.is_complete() || spill.is_overlong() || is_newer {
             return Ok(Flushed::Busy);
         }
         // Until the record knows: an error may come after the deed.
@@ -557,6 +557,10 @@ impl Writeback {
 
     /// Gives a spill file all bytes of its file; their modification time.
     fn fill_spill(&self, file: &FileRef, spill: &Arc<Spill>) -> Result<forebay_meta::Timestamp> {
+        {
+            let _no_writer = file.location.read();
+            spill.cut_left_over()?;
+        }
         self.residency.complete_spill(file, spill, PIECE)?;
         let from_tier = self.flush_extents(
             file,
@@ -585,7 +589,7 @@ impl Writeback {
         self.residency.sync_spill(file, spill, false)?;
         let mut location = file.location.write();
         let same = matches!(location.base(), Underlay::Spill(now) if Arc::ptr_eq(now, spill));
-        if !same || !spill.is_complete() {
+        if !same || !spill.is_complete() || spill.is_overlong() {
             return Ok(Flushed::Busy);
         }
         let name = OsStr::from_bytes(target.name);
