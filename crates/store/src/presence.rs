@@ -460,7 +460,9 @@ impl Presence {
     }
 
     /// Appends the runs that must be fetched before `range` may be written: absent extents that it
-    /// covers only in part.
+    /// covers only in part, and those of which it covers zeros beyond the base. There the object shows
+    /// through, and what a device takes of a write that it then refuses must not be seen as long as the
+    /// extent is absent.
     pub fn fill_before_write(&self, range: Range<u64>, runs: &mut Vec<Range<u64>>) {
         // A write behind the end still changes the extent that the end lies in.
         let existing = (self.states.len() as u64) << self.shift;
@@ -468,7 +470,8 @@ impl Presence {
         let end = range.end.min(existing).div_ceil(1 << self.shift) as usize;
         for index in (first..end).filter(|index| self.is_absent(*index)) {
             let base = self.base_part(index);
-            if range.start > base.start || range.end < base.end {
+            let covers_beyond = range.end > base.end && base.end < self.extent(index).end;
+            if range.start > base.start || range.end < base.end || covers_beyond {
                 push_run(runs, base);
             }
         }
