@@ -94,8 +94,11 @@ fn step(rig: &Rig, file: &mut Known, state: &mut u64, what: &str) {
     let fh = *file.fh.get_or_insert_with(|| rig.open(&file.name, libc::O_RDWR));
     match random(state) % 20 {
         0..11 => {
-            let at =
-                if random(state) % 3 == 0 { random(state) % 400_000 } else { len.min(400_000) };
+            let at = if random(state).is_multiple_of(3) {
+                random(state) % 400_000
+            } else {
+                len.min(400_000)
+            };
             let sizes = [1, 4096, 30_000, 65_536, 150_000];
             let size = sizes[usize::try_from(random(state) % 5).unwrap()];
             let value = u8::try_from(random(state) % 255 + 1).unwrap();
@@ -131,7 +134,7 @@ fn one_round(seed: u64, steps: u64) {
         files.push(Known { name, bytes, fh: None });
     }
     for index in 0..steps {
-        if random(&mut state) % 12 == 0 {
+        if random(&mut state).is_multiple_of(12) {
             let states = [EMPTY, EMPTY, FULL, NEARLY_FULL];
             store.set(states[usize::try_from(random(&mut state) % 4).unwrap()]);
         }

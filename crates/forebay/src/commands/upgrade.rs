@@ -1,7 +1,11 @@
 //! `upgrade`: another program takes a mount over.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{print, print_json};
 use crate::cli::UpgradeArgs;
@@ -11,6 +15,9 @@ use crate::error::Error;
 
 /// Added to the time limit: both programs start and open what they need.
 const GRACE: Duration = Duration::from_secs(120);
+
+/// The daemon before is waited for so long at most: it may wait for the backing store.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// So many daemons are asked one after the other, if each is replaced before it can answer.
 const MAX_TURNS: u32 = 8;
@@ -46,14 +53,31 @@ fn ask(mountpoint: &Path, request: &Request, timeout: Duration) -> Result<Reply,
     loop {
         let mut client = Client::for_path(mountpoint)?;
         let asked = daemon(&mut client);
+        let process = Pid::from_raw(client.pid());
+        let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let error = match client.call(request.clone(), Some(timeout), &mut |_| {}) {
             Err(error) if came_too_late(&error) && turns.next().is_some() => error,
-            outcome => return outcome,
+            Err(error) => return Err(error),
+            Ok(reply) => {
+                drop(client);
+                wait_for_end(process);
+                return Ok(reply);
+            }
         };
         let now = Client::for_path(mountpoint).ok().and_then(|mut client| daemon(&mut client));
         if now.is_none() || now == asked {
             return Err(error);
         }
+    }
+}
+
+/// The daemon that was asked has nothing to do any more. Until it is gone it may still put away what it has in
+/// the state directory, which whoever removes that next would stumble upon.
+fn wait_for_end(process: Option<OwnedFd>) {
+    let Some(process) = process else { return };
+    let limit = Timespec { tv_sec: END_LIMIT.as_secs() as i64, tv_nsec: 0 };
+    if let Ok(0) = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+        tracing::debug!("the daemon before has not ended yet");
     }
 }
 
