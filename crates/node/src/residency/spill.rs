@@ -695,6 +695,8 @@ fn cut_base(place: &TierObject, spill: &Spill) -> Result<()> {
     if let Some(presence) = &place.presence {
         let limit = presence.read().base_limit();
         if spill.size_and_mtime().0 > limit {
+            // What a write-back had copied there behind that, and counts as unchanged, goes with it.
+            presence.write().mark_changed(limit..u64::MAX)?;
             spill.set_len(limit)?;
         }
     }

@@ -57,6 +57,8 @@ impl TierObject {
         let mut presence = presence.write();
         let (limit, size) = (presence.base_limit(), presence.size());
         if limit < size {
+            // What was copied there behind that before, and counts as unchanged, goes with it.
+            presence.mark_changed(limit..size)?;
             cut(limit, size)?;
             presence.rebase()?;
         }
@@ -71,14 +73,6 @@ pub(crate) fn record_written_back(record: &mut Record) {
 }
 
 impl Residency {
-    /// A spill file was filled with what the tier has, and not published: as long as it is not, writers may cut
-    /// it to what the file below counts for. All that the tier has counts as changed again.
-    pub(crate) fn not_written_to_spill(&self, file: &FileRef) -> Result<()> {
-        let location = file.location.read();
-        let presence = location.place.as_ref().and_then(|place| place.presence.as_ref());
-        presence.map_or(Ok(()), |presence| Ok(presence.write().mark_changed(0..u64::MAX)?))
-    }
-
     /// The object of a file knows a version before that appears. Says what stands under its name, as far as
     /// that is this file's, and whether the object counts as synced only now: it has to be synced then.
     pub(crate) fn announce_version(

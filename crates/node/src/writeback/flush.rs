@@ -459,22 +459,6 @@ impl Writeback {
         if self.was_published(file, record, target, spill)? {
             return Ok(Flushed::Busy);
         }
-        let flushed = self.publish_spilled(file, record, target, spill, began);
-        if !matches!(flushed, Ok(Flushed::Done { .. })) {
-            // What is cut off the spill file from here on has to be filled in again.
-            self.residency.not_written_to_spill(file)?;
-        }
-        flushed
-    }
-
-    fn publish_spilled(
-        &self,
-        file: &FileRef,
-        record: &Arc<Record>,
-        target: &Target<'_>,
-        spill: &Arc<Spill>,
-        began: Began,
-    ) -> Result<Flushed> {
         let mtime = self.fill_spill(file, spill)?;
         fail_at!("node.flush.spill_filled");
         let Some(mut fresh) = self.backing.open_spill(record.ino.0)? else {
