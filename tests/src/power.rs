@@ -139,6 +139,9 @@ pub struct Choice {
     pub only: Vec<String>,
     /// On what disks.
     pub kinds: Kinds,
+    /// Of those that are drawn or asked for: after one of the steps, which the seed says, the daemon is
+    /// killed, and another one goes on.
+    pub killed: bool,
 }
 
 /// How the power is cut at random times.
@@ -177,7 +180,10 @@ pub fn known_cases(seed: u64, choice: &Choice) -> Outcome {
     });
     println!("seed {seed}: {} cases", chosen.len());
     let mut tally = Tally::default();
-    for case in chosen {
+    for mut case in chosen {
+        if choice.killed && (is_asked_for || !case.always) {
+            case.killed_somewhere(&mut random);
+        }
         let began = Instant::now();
         for attempt in 1..=ATTEMPTS {
             let mut run = Run::new(&mut random, case.layout, choice.kinds)?;
@@ -388,6 +394,9 @@ impl Run {
             return Err(Failure::Skipped(format!("no passthrough: {why}")));
         }
         self.tally.cuts += 1;
+        if !case.first.is_empty() {
+            self.go_on_after_kill(&case.first)?;
+        }
         let mut plans = vec![case.ops.clone()];
         plans.resize(WORKERS, Vec::new());
         self.cut_after(plans, Some(case))?;
@@ -395,6 +404,27 @@ impl Run {
         self.drain()?;
         self.compare_below(&seen);
         Ok(())
+    }
+
+    /// Has the first worker do something, of which nothing is lost when the daemon is killed. Another one
+    /// goes on.
+    fn go_on_after_kill(&mut self, steps: &[Op]) -> Outcome {
+        let progress = Progress::new()?;
+        let home = self.site.home(0);
+        let child = Child::start(|| do_steps(&home, steps, &progress, 0))?;
+        let count = steps.len() as u64;
+        eventually(WORKER_LIMIT, || progress.get(2) == count || child.has_ended());
+        progress.end();
+        match child.end(WORKER_LIMIT)? {
+            End::Returned(done) => done?,
+            End::Killed(signal) => return Err(Failure::at(format_args!("signal {signal}"))),
+        }
+        let done = progress.get(2);
+        ensure!(done == count, "{done} of {count} steps are done before the kill");
+        let made = |step| progress.get(Progress::number(0, step));
+        self.note_steps(0, steps.to_vec(), (count, count), &made, true);
+        self.site.kill();
+        self.site.mount(&self.settings)
     }
 
     /// Waits until all of a case is done, and it is what its description says.

@@ -11,10 +11,11 @@ use forebay_tests::subject::{binary, run_command};
 
 const CUTS: &str = "4";
 const TREES: &str = "2";
-/// Directed cases, of some six thousand, besides those that are always tried: each run draws others.
+/// Directed cases, of some six thousand, besides those that are always tried: each run draws others, and
+/// where in each of them the daemon is killed.
 const CASES: u64 = 6;
 /// Not fewer than are always tried.
-const FIXED: u64 = 31;
+const FIXED: u64 = 33;
 /// A cut takes a second or two.
 const CUT_LIMIT_S: u64 = 10;
 /// As long as so many take the cuts at a point to which the daemon comes for certain, if it stood at none of
@@ -37,7 +38,7 @@ fn power_when_cut_after_what_was_lost_once_then_all_of_it_is_there() {
     let seed = seed_from_env("FOREBAY_SEED").to_string();
     let cases = std::env::var("FOREBAY_POWER_CASES").unwrap_or(CASES.to_string());
     let drawn: u64 = cases.parse().unwrap_or(0);
-    passes(&["--cases", "--cuts", &cases, "--seed", &seed], FIXED + drawn);
+    passes(&["--cases", "--killed", "--cuts", &cases, "--seed", &seed], FIXED + drawn);
 }
 
 #[test]

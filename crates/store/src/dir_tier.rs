@@ -57,7 +57,7 @@ pub struct DirTier {
     only_looked_at: bool,
     /// Fan-out directories that have been opened, and perhaps made.
     fans_opened: Changes,
-    /// Objects that were taken out of each fan-out directory.
+    /// Objects that were taken out of each fan-out directory, also by the daemon before this one.
     removals: Vec<Changes>,
 }
 
@@ -69,6 +69,11 @@ struct Changes {
 }
 
 impl Changes {
+    /// Of a daemon that was killed nobody knows which of its changes were synced.
+    fn of_who_was_before() -> Self {
+        Self { made: AtomicU64::new(1), durable: AtomicU64::new(0) }
+    }
+
     fn made_one(&self) {
         self.made.fetch_add(1, Ordering::AcqRel);
     }
@@ -140,7 +145,7 @@ impl DirTier {
 
     fn of(path: PathBuf, id: TierId, root: OwnedFd, objects: OwnedFd) -> Result<Self> {
         let fans = (0..256).map(|_| OnceLock::new()).collect();
-        let removals = (0..256).map(|_| Changes::default()).collect();
+        let removals = (0..256).map(|_| Changes::of_who_was_before()).collect();
         let fans_opened = Changes::default();
         let kind = fs::fstatfs(&objects).map_err(|e| StoreError::io("statfs", &path, e))?.f_type;
         let tells_stores = u64::try_from(kind).is_ok_and(|kind| TELLING.contains(&kind));

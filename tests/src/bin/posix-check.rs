@@ -151,6 +151,10 @@ enum Suite {
         /// None of them is always tried then.
         #[arg(long, requires = "cases")]
         only: Vec<String>,
+        /// In cases that are not always tried the daemon is killed after one of the steps, drawn by the
+        /// seed, and another one goes on.
+        #[arg(long, requires = "cases")]
+        killed: bool,
         /// While the daemon stands at one of its fail points, drawn for each cut. Needs a binary with the
         /// feature `failpoints`, and fails when the daemon never stood at one.
         #[arg(long, conflicts_with = "cases")]
@@ -199,7 +203,10 @@ fn main() -> ExitCode {
             let seed = seed(&length);
             report(model::run(&dir, &reference, seed, length.ops), seed)
         }
-        (Some(Suite::Power { cuts: count, seed, cases, only, at_points, trees, disks }), _) => {
+        (
+            Some(Suite::Power { cuts: count, seed, cases, only, killed, at_points, trees, disks }),
+            _,
+        ) => {
             let seed = seed.unwrap_or_else(|| random::seed_from_env("FOREBAY_SEED"));
             let kinds = match disks.as_deref() {
                 Some("ext4") => power::Kinds::Ext4,
@@ -207,7 +214,9 @@ fn main() -> ExitCode {
                 None => power::Kinds::Drawn,
             };
             let done = match cases {
-                true => power::known_cases(seed, &power::Choice { most: count, only, kinds }),
+                true => {
+                    power::known_cases(seed, &power::Choice { most: count, only, kinds, killed })
+                }
                 false => power::run(seed, power::Cuts { count, at_points, trees, kinds }),
             };
             report(done, seed)

@@ -1,11 +1,14 @@
 //! Single cuts after what was lost by one once, or could be.
 
+use std::collections::BTreeSet;
+
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::site::{DISKS, Layout, MountSettings};
 use super::work::{Op, Place, RWF_DSYNC, RWF_SYNC, Sync};
 use super::{found, product};
 use crate::os::OFlags;
+use crate::random::Random;
 
 /// When the power fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub struct Case {
     pub what: String,
     pub layout: Layout,
     pub settings: MountSettings,
+    /// Steps after which the daemon is killed, and another one goes on; none: it is not.
+    pub first: Vec<Op>,
     pub ops: Vec<Op>,
     pub cut: &'static [&'static str],
     pub when: When,
@@ -47,6 +52,7 @@ impl Case {
             what: what.into(),
             layout: Layout::Apart,
             settings,
+            first: Vec::new(),
             ops,
             cut,
             when: When::AtTheEnd,
@@ -60,7 +66,32 @@ impl Case {
     /// What it is, and what is cut.
     pub fn told(&self) -> String {
         let (passthrough, cut) = (self.settings.passthrough, self.cut.join(" "));
-        format!("{}, passthrough {passthrough}, cut of {cut}", self.what)
+        let killed = match self.first.len() {
+            0 => String::new(),
+            steps => format!(", killed after {steps} steps"),
+        };
+        format!("{}{killed}, passthrough {passthrough}, cut of {cut}", self.what)
+    }
+
+    /// The same, but for a kill of the daemon after one of its steps, if there is one after which nothing
+    /// is open.
+    pub fn killed_somewhere(&mut self, random: &mut Random) {
+        let mut held = BTreeSet::new();
+        let places = self.ops.iter().map(|op| {
+            match op {
+                Op::Hold { name, .. } | Op::HoldDir { name } => drop(held.insert(name)),
+                Op::Release { name } => drop(held.remove(name)),
+                _ => {}
+            }
+            held.is_empty()
+        });
+        let places: Vec<_> =
+            places.enumerate().filter(|(_, is_one)| *is_one).map(|at| at.0).collect();
+        let places = &places[..places.len().saturating_sub(1)];
+        if self.first.is_empty() && !places.is_empty() {
+            let after = random.pick(places) + 1;
+            self.first = self.ops.drain(..after).collect();
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Single cuts after what a reader of the code found, and not a random run.
 
-use super::cases::{Case, When, evicted, write_version};
+use super::cases::{Case, When, evicted, filler, fillers, write_version};
 use super::product::drained;
 use super::site::{DISKS, MountSettings};
-use super::work::{Op, RWF_DSYNC, Sync};
+use super::work::{Op, Place, RWF_DSYNC, Sync};
 
 const TIERS: &[&str] = &["tier0", "tier1"];
 /// A file that takes a while to copy.
@@ -46,6 +46,7 @@ pub fn all() -> Vec<Case> {
             cases.push(case);
         }
     }
+    cases.extend(changed_after_a_kill());
     cases.push(written_back_in_place());
     cases.extend(evicted_from_a_new_directory());
     cases.extend(names_and_attributes());
@@ -213,6 +214,35 @@ fn replaced_by_one_of_two_names(second: Second, cut: &'static [&'static str]) ->
     case
 }
 
+/// A file goes from the second tier, and the daemon is killed. The next one, which knows nothing of that
+/// removal, has the file on the first tier.
+fn changed_after_a_kill() -> Vec<Case> {
+    let name = || "file".to_string();
+    let drain = |name: String| Op::Drain { name };
+    let fill = fillers("fill", 25);
+    let filled = (0..fill.len()).map(|number| drain(filler("fill", number)));
+    let first = [
+        vec![write_version("file", 0, (0, 8), Sync::Fsync)],
+        fill.clone(),
+        vec![Op::Look { name: name(), place: Place::Tier(1) }, drain(name())],
+        filled.collect(),
+        evicted("file"),
+    ];
+    let ops = vec![
+        write_version("file", 1, (2, 3), Sync::Fsync),
+        Op::Look { name: name(), place: Place::Tier(0) },
+    ];
+    let what = "a file that was on the second tier, changed on the first one";
+    let cuts: [&[&str]; 2] = [&["tier1"], TIERS];
+    let case = |cut| {
+        let settings = MountSettings::of("off", "1h").with_small_tiers();
+        let mut case = Case::new(what, settings, ops.clone(), cut);
+        (case.first, case.always) = (first.concat(), true);
+        case
+    };
+    cuts.map(case).into()
+}
+
 /// A file with two names is written back in place, and the power fails half-way.
 fn written_back_in_place() -> Case {
     let (one, two) = ("one".to_string(), "two".to_string());
@@ -220,7 +250,7 @@ fn written_back_in_place() -> Case {
     ops.push(Op::Link { from: one.clone(), to: two.clone(), dir: true });
     ops.push(Op::Drain { name: two });
     ops.push(write_version(&one, 1, (0, SLOW), Sync::Fsync));
-    ops.push(Op::Look { name: one.clone(), place: super::work::Place::Spilled });
+    ops.push(Op::Look { name: one.clone(), place: Place::Spilled });
     ops.push(Op::Drain { name: one.clone() });
     let settings = MountSettings::of("off", "1h").with_small_tiers();
     let what = "a spilled file with two names, half written back";
