@@ -91,6 +91,9 @@ impl Case {
         if self.first.is_empty() && !places.is_empty() {
             let after = random.pick(places) + 1;
             self.first = self.ops.drain(..after).collect();
+            // The daemon that goes on may put files elsewhere, and has opened none of those before.
+            self.ops.retain(|op| !matches!(op, Op::Look { .. }));
+            self.by_the_kernel = false;
         }
     }
 }
