@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::ops::Bound;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,13 @@ use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
+use self::log::{DOUBTFUL, settled, wait_for_the_end};
+use self::making::make;
 use super::ballast::Ballast;
 use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write, successor};
+
+mod log;
+mod making;
 
 const MIB: u64 = 1 << 20;
 
@@ -131,12 +136,16 @@ impl Embedded {
     pub fn open(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let mut ballast = Ballast::beside(directory);
         let doubtful = directory.with_extension(DOUBTFUL).exists() && !settled(directory);
-        let opened = match Opened::open(directory, options) {
+        let open = || {
+            make(directory, options)?;
+            Opened::open(directory, options)
+        };
+        let opened = match open() {
             // A thread that has found it damaged may hold its lock for good.
             Err(error @ (EngineError::Damaged { .. } | EngineError::InUse { .. })) => {
                 return Err(error);
             }
-            Err(_) if ballast.drop_to_make_room() => Opened::open(directory, options)?,
+            Err(_) if ballast.drop_to_make_room() => open()?,
             other => other?,
         };
         ballast.keep();
@@ -249,10 +258,7 @@ impl Embedded {
         if self.refused.lock().is_none() {
             return;
         }
-        let until = Instant::now() + TRY_EVERY;
-        while log_is_open(&self.directory) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_the_end(&self.directory);
     }
 
     /// The database makes a new one where there is none. Whoever has moved it away has it, and what is said
@@ -377,19 +383,6 @@ fn is_up(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Whether this process has a part of the log in a directory open.
-fn log_is_open(directory: &Path) -> bool {
-    let directory = std::fs::canonicalize(directory);
-    let (Ok(directory), Ok(files)) = (directory, std::fs::read_dir("/proc/self/fd")) else {
-        return false;
-    };
-    files.flatten().any(|file| {
-        std::fs::read_link(file.path()).is_ok_and(|path| {
-            path.starts_with(&directory) && path.extension().is_some_and(|found| found == LOG)
-        })
-    })
-}
-
 /// What tells a directory from others.
 fn identity(directory: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(directory).map(|found| (found.dev(), found.ino()))
@@ -400,58 +393,6 @@ const LOCK: &str = "lock";
 
 /// The file without which the database takes a directory for a new one.
 const FIRST: &str = "version";
-
-/// What the names of the parts of the log end in.
-const LOG: &str = "jnl";
-
-/// What the name of the note ends in that the log is in doubt.
-const DOUBTFUL: &str = "doubtful";
-
-/// Writes the log once more, as it was read back, and says whether that went well. A sync that fails
-/// tells so once, and the kernel takes what it could not write for written: the next sync would succeed
-/// without it.
-fn settled(directory: &Path) -> bool {
-    let rewritten = || {
-        for entry in std::fs::read_dir(directory)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == LOG) {
-                rewrite(&path)?;
-            }
-        }
-        std::fs::File::open(directory)?.sync_all()
-    };
-    if let Err(error) = rewritten() {
-        // It goes on as well as it can, but no sync succeeds.
-        tracing::error!(
-            %error,
-            "the log of the namespace can't be synced, so no sync succeeds: check the device of the \
-             first tier"
-        );
-        return false;
-    }
-    drop(std::fs::remove_file(directory.with_extension(DOUBTFUL)));
-    true
-}
-
-/// Writes a file over itself, and syncs it.
-fn rewrite(path: &Path) -> std::io::Result<()> {
-    let file = std::fs::File::options().read(true).write(true).open(path)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut at = 0;
-    loop {
-        let read = file.read_at(&mut buffer, at)?;
-        if read == 0 {
-            return file.sync_all();
-        }
-        for page in buffer[..read].chunks(4096) {
-            // Behind what was written so far there is a hole, for which a full disk has no room.
-            if page.iter().any(|byte| *byte != 0) {
-                file.write_all_at(page, at)?;
-            }
-            at += page.len() as u64;
-        }
-    }
-}
 
 thread_local! {
     /// Of a thread that opens a store: who waits for it.

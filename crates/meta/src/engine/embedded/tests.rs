@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::log::LOG;
 use super::*;
 use crate::engine::{Compare, Expect};
 
@@ -415,4 +416,30 @@ fn syncs_when_the_device_fails_them_all_then_the_index_is_opened_anew_now_and_th
     assert!(failed < 10, "it was tried {failed} times");
     engine.failing_syncs.store(0, Ordering::Relaxed);
     synced_in_the_end(&engine);
+}
+
+#[test]
+fn store_when_its_maker_died_or_had_no_room_then_is_made_anew() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (at, begun) = (dir.path().join("meta"), dir.path().join("meta.new"));
+    drop(Embedded::open(&at, &EmbeddedOptions::default()).expect("made"));
+    assert!(!begun.exists());
+    for lacks in ["version", "keyspaces/1/current", "keyspaces"] {
+        // As far as somebody had come with another one.
+        copy_of(&at, &begun);
+        let path = begun.join(lacks);
+        match path.is_dir() {
+            true => std::fs::remove_dir_all(path).expect("removed"),
+            false => std::fs::write(path, b"").expect("emptied"),
+        }
+        std::fs::remove_dir_all(&at).expect("removed");
+        // Somebody may have made the directory.
+        std::fs::create_dir(&at).expect("made");
+        let engine = Embedded::open(&at, &EmbeddedOptions::default()).expect("made anew");
+        put(&engine, b"key");
+        engine.sync().expect("synced");
+    }
+    std::fs::write(at.join("version"), b"").expect("emptied");
+    let damaged = Embedded::open(&at, &EmbeddedOptions::default());
+    assert!(damaged.is_err(), "one that was made is not made anew");
 }
