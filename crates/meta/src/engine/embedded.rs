@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use self::log::{DOUBTFUL, settled, wait_for_the_end};
-use self::making::make;
+use self::making::{make, refuse_without_keys};
 use super::ballast::Ballast;
 use super::{Engine, EngineError, Key, MiniTransaction, Outcome, Page, Write, successor};
 
@@ -444,6 +444,7 @@ impl Opened {
 
     fn open_here(directory: &Path, options: &EmbeddedOptions) -> Result<Self, EngineError> {
         let failed = |error| open_error(directory, error);
+        refuse_without_keys(directory)?;
         let database = Database::builder(directory)
             .cache_size(options.block_cache_mib * MIB)
             .max_journaling_size(options.journal_mib.max(64) * MIB)

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::log::wait_for_the_end;
-use super::{EmbeddedOptions, Opened};
+use super::{EmbeddedOptions, FIRST, Opened};
 use crate::engine::EngineError;
 
 /// What the name of a store ends in that is being made.
@@ -36,4 +36,23 @@ pub(super) fn make(directory: &Path, options: &EmbeddedOptions) -> Result<(), En
     let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = std::fs::File::open(parent.unwrap_or(Path::new("."))).map_err(failed)?;
     parent.sync_all().map_err(failed)
+}
+
+/// What says which tables there are. A store that has come to its place has it.
+const TABLES: &str = "keyspaces/1/current";
+
+/// Where that is gone, the database would take all keys for keys that were never there, and remove their
+/// tables.
+pub(super) fn refuse_without_keys(directory: &Path) -> Result<(), EngineError> {
+    let has = |name: &str| {
+        directory.join(name).try_exists().map_err(|source| EngineError::Open {
+            path: directory.to_path_buf(),
+            source: Box::new(source),
+        })
+    };
+    if has(FIRST)? && directory.extension().is_none_or(|end| end != BEGUN) && !has(TABLES)? {
+        let source = format!("{TABLES} is gone").into();
+        return Err(EngineError::Damaged { path: directory.to_path_buf(), source });
+    }
+    Ok(())
 }

@@ -443,3 +443,19 @@ fn store_when_its_maker_died_or_had_no_room_then_is_made_anew() {
     let damaged = Embedded::open(&at, &EmbeddedOptions::default());
     assert!(damaged.is_err(), "one that was made is not made anew");
 }
+
+#[test]
+fn store_when_what_names_its_tables_is_gone_then_damaged_and_its_tables_stay() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().join("meta");
+    let engine = Embedded::open(&at, &EmbeddedOptions::default()).expect("made");
+    put(&engine, b"key");
+    drop(engine);
+    let tables = at.join("keyspaces/1");
+    std::fs::remove_file(tables.join("current")).expect("removed");
+    for _ in 0..2 {
+        let opened = Embedded::open(&at, &EmbeddedOptions::default());
+        assert!(matches!(opened, Err(EngineError::Damaged { .. })));
+        assert!(std::fs::read_dir(&tables).expect("there").next().is_some());
+    }
+}
