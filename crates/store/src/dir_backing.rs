@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{
@@ -47,6 +48,13 @@ pub struct DirBacking {
     /// By which it publishes as one node of several.
     pub(crate) own: RwLock<Option<crate::incarnation::Own>>,
     pub(crate) births: Births,
+}
+
+impl Drop for DirBacking {
+    fn drop(&mut self) {
+        // Whoever has let go of it may unmount what it lies on.
+        crate::closing::settle(Duration::from_secs(1));
+    }
 }
 
 impl DirBacking {
@@ -397,7 +405,7 @@ impl BackingStore for DirBacking {
         if file.stat()?.kind != FileKind::Regular {
             return Err(err(Errno::INVAL));
         }
-        Ok(Arc::new(DirFile(file)))
+        Ok(Arc::new(DirFile::new(file)))
     }
 
     fn mkdir(&self, dir: &Dir, name: &OsStr, mode: u32) -> Result<()> {

@@ -1,6 +1,7 @@
 //! A regular file of a backing store in a directory.
 
 use std::ffi::OsStr;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +12,24 @@ use rustix::io::Errno;
 use crate::backing::{BackingFile, SetAttributes};
 use crate::dir_backing::owner_of;
 use crate::local::{LocalFile, retry};
-use crate::{AllocateMode, Attributes, Bytes, Result, StoreError, Timestamp};
+use crate::{AllocateMode, Attributes, Bytes, Result, StoreError, Timestamp, closing};
 
 /// A regular file of a [`DirBacking`].
-pub(crate) struct DirFile(pub(crate) LocalFile);
+pub(crate) struct DirFile(ManuallyDrop<LocalFile>);
+
+impl DirFile {
+    pub(crate) fn new(file: LocalFile) -> Self {
+        Self(ManuallyDrop::new(file))
+    }
+}
+
+impl Drop for DirFile {
+    fn drop(&mut self) {
+        // SAFETY: it is taken here alone, and nobody has it after this.
+        let file = unsafe { ManuallyDrop::take(&mut self.0) };
+        closing::close(file.into_descriptor());
+    }
+}
 
 crate::bytes::delegate_bytes!(DirFile, 0);
 
@@ -51,10 +66,7 @@ impl BackingFile for DirFile {
         let link = format!("/proc/self/fd/{}", self.0.descriptor().as_raw_fd());
         let opened = retry(|| fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
             .map_err(|e| StoreError::io("open once more", self.0.label(), e))?;
-        Ok(Arc::new(DirFile(LocalFile::with_births(
-            opened,
-            self.0.label().to_owned(),
-            self.0.births(),
-        ))))
+        let (path, births) = (self.0.label().to_owned(), self.0.births());
+        Ok(Arc::new(DirFile::new(LocalFile::with_births(opened, path, births))))
     }
 }

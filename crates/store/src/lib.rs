@@ -24,6 +24,7 @@
 mod attributes;
 pub mod backing;
 mod bytes;
+mod closing;
 mod commit;
 pub mod conformance;
 pub mod copy;

@@ -67,6 +67,11 @@ impl LocalFile {
         self.fd.as_fd()
     }
 
+    /// What it has open, and nothing else.
+    pub(crate) fn into_descriptor(self) -> OwnedFd {
+        self.fd
+    }
+
     fn err(&self, operation: &'static str, source: impl Into<io::Error>) -> StoreError {
         StoreError::io(operation, &self.path, source)
     }

@@ -243,7 +243,7 @@ impl DirBacking {
     ) -> Result<Arc<DirFile>> {
         let fd = self.open_private_fd(dir, name, flags)?;
         let file = LocalFile::with_births(fd, self.describe(dir, name), self.births);
-        Ok(Arc::new(DirFile(file)))
+        Ok(Arc::new(DirFile::new(file)))
     }
 
     fn new_temporary(&self, dir: &Dir, prefix: &str, ino: u64) -> Result<Temporary> {
@@ -260,7 +260,7 @@ impl DirBacking {
         // What is published has the access lists that are set, not those of where it was made.
         let shed = if beside { shed_access_lists(&fd) } else { Ok(()) };
         let file = LocalFile::with_births(fd, self.describe(dir, &name), self.births);
-        let file = Arc::new(DirFile(file));
+        let file = Arc::new(DirFile::new(file));
         let place = self.place(dir, name, ino, Stands { spill: false, beside });
         shed.map_err(|e| self.err("take access lists from", dir, &place.name, e))?;
         Ok(Temporary { file, place, sealed: false })
