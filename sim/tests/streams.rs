@@ -385,19 +385,47 @@ proptest! {
         config.admission.chunk = 4096;
         let mut driver = driver(config, DeviceKind::Table1, seed);
         driver.device.worst = worst;
-        let mut now = 0;
-        for (stream, (wait, place, rate)) in (0..).zip(&crowd) {
-            now += wait;
-            let layout = Layout::contiguous(place * 16_384, 120 * rate).expect("a layout");
-            let rate = Rate::constant(*rate).expect("a rate");
-            driver.join_at(Tick(now * 1_000_000), stream, stream, &rate, &layout);
-        }
-        let mut most = 0;
-        let end = Tick((now + 60_000) * 1_000_000);
-        driver.run_checked(end, |driver| most = most.max(driver.machine.memory().0));
+        let most = play_crowd(&mut driver, &crowd);
         prop_assert!(most <= limit, "{most} bytes");
         kept(&driver)?;
     }
+}
+
+/// Plays a crowd, and a minute more; the most bytes of buffers.
+fn play_crowd(driver: &mut Driver, crowd: &[(u64, u64, u64)]) -> u64 {
+    let (mut now, mut most) = (0, 0);
+    for (stream, (wait, place, rate)) in (0..).zip(crowd) {
+        now += wait;
+        let layout = Layout::contiguous(place * 16_384, 120 * rate).expect("a layout");
+        let rate = Rate::constant(*rate).expect("a rate");
+        driver.join_at(Tick(now * 1_000_000), stream, stream, &rate, &layout);
+    }
+    let end = Tick((now + 60_000) * 1_000_000);
+    driver.run_checked(end, |driver| most = most.max(driver.machine.memory().0));
+    most
+}
+
+#[test]
+fn stream_that_starts_out_of_turn_then_those_who_come_in_behind_it_take_none_of_its_time()
+-> Result<(), TestCaseError> {
+    let crowd = [
+        (0, 400_000, 250_000),
+        (0, 580_000, 250_000),
+        (1400, 180_000, 250_000),
+        (0, 500_000, 250_000),
+        (0, 500_000, 500_000),
+        (1100, 200_000, 250_000),
+        (1133, 300_000, 250_000),
+        // It comes before all others, and the device is on its way to them.
+        (1404, 0, 600_000),
+    ];
+    let mut config = elastic(38 * MB, Assurance::Deterministic);
+    config.admission.chunk = 4096;
+    let mut driver = driver(config, DeviceKind::Table1, 0);
+    driver.device.worst = true;
+    play_crowd(&mut driver, &crowd);
+    prop_assert_eq!(driver.outcome.admitted, 8);
+    kept(&driver)
 }
 
 /// Plays deeds that once broke a promise, with the longest access times.

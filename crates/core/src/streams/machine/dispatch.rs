@@ -245,8 +245,8 @@ impl Machine {
     /// The stream that misses its deadline first if the order is kept, if it helps to visit it now:
     /// when the others would be late for it, the order is the better choice.
     pub(super) fn early(&mut self, now: Tick) -> Option<u32> {
-        let (_, this) = self.sweeps.outlook(self.current);
-        let late = if this <= self.latest() { self.current } else { 1 - self.current };
+        let (this, next) = self.latest_of_each(self.head);
+        let late = if this <= next { self.current } else { 1 - self.current };
         let at = self.sweeps.tightest(late)?;
         if self.pool.free() == 0 || !self.hungry(now, at) {
             return None;
@@ -259,7 +259,7 @@ impl Machine {
         self.sweeps.remove(at);
         let rest = self.latest();
         let order = self.readers[at as usize].order;
-        self.sweeps.insert(late, at, order, cost, deadline);
+        self.enter(late, at, order, cost, deadline);
         (rest >= now.0 as i64 + cost + away).then_some(at)
     }
 

@@ -680,6 +680,6 @@ impl Machine {
             let reader = &mut self.readers[reader as usize];
             reader.release = reader.release.min(release);
         }
-        self.sweeps.insert(sweep, reader, order, cost, deadline);
+        self.enter(sweep, reader, order, cost, deadline);
     }
 }

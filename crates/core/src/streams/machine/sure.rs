@@ -82,29 +82,48 @@ impl Machine {
         (visit.max(access) / u64::from(self.config.depth.max(1))) as i64
     }
 
-    /// The longest way from a place to the start of a sweep and along it, in nanoseconds.
-    fn way(&self, from: u64, sweep: usize) -> i64 {
-        match (self.sweeps.start(sweep), self.sweeps.end(sweep)) {
-            (Some(start), Some(end)) => {
-                let along = self.admission.longest(0, end - start);
-                (self.admission.jump(from.abs_diff(start)) + along) as i64
-            }
-            _ => 0,
+    /// The longest way along the device from its start, visits not counted, in nanoseconds.
+    fn along(&self, place: u64) -> i64 {
+        self.admission.longest(0, place) as i64
+    }
+
+    /// The longest way from a place to the first of a sweep, beyond the way along the device up to there.
+    fn back_to(&self, from: u64, sweep: usize) -> i64 {
+        self.sweeps
+            .start(sweep)
+            .map_or(0, |start| self.admission.jump(from.abs_diff(start)) as i64 - self.along(start))
+    }
+
+    /// Puts a reader into a sweep of the ring, or there again when something of it has changed. For
+    /// certain the way to it counts up to its own place and no further: those who come behind it
+    /// later take nothing of its time.
+    pub(super) fn enter(&mut self, sweep: usize, at: u32, order: u64, cost: i64, deadline: i64) {
+        let way = if self.sure() && sweep < self.wheel { self.along(order) } else { 0 };
+        self.sweeps.insert(sweep, at, order, cost, deadline.saturating_sub(way));
+    }
+
+    /// The latest moments at which the device can go on in order, if it is at `head` then: so that all
+    /// of this sweep have their data in time, and all of the next.
+    pub(super) fn latest_of_each(&self, head: u64) -> (i64, i64) {
+        let (total, this) = self.sweeps.outlook(self.current);
+        let (_, next) = self.sweeps.outlook(1 - self.current);
+        if !self.sure() {
+            return (this, next.saturating_sub(total));
         }
+        let to_this = self.back_to(head, self.current);
+        let (through, on) = match self.sweeps.end(self.current) {
+            Some(end) => (to_this + self.along(end), end),
+            None => (0, head),
+        };
+        let to_next = through + self.back_to(on, 1 - self.current);
+        let delay = self.admission.delay() as i64;
+        (this - to_this - delay, next.saturating_sub(total) - to_next - delay)
     }
 
     /// The latest moment at which the device can go on in order, if it is at `head` then.
     pub(super) fn latest_from(&self, head: u64) -> i64 {
-        let (total, this) = self.sweeps.outlook(self.current);
-        let (_, next) = self.sweeps.outlook(1 - self.current);
-        if !self.sure() {
-            return this.min(next.saturating_sub(total));
-        }
-        let way = self.way(head, self.current);
-        let on = self.sweeps.end(self.current).unwrap_or(head);
-        let both = way + self.way(on, 1 - self.current);
-        let latest = (this - way).min(next.saturating_sub(total) - both);
-        latest.saturating_sub(self.admission.delay() as i64)
+        let (this, next) = self.latest_of_each(head);
+        this.min(next)
     }
 
     /// The latest moment at which the sweep can go on in order.
@@ -120,7 +139,7 @@ impl Machine {
                 continue;
             };
             let (cost, deadline) = (self.cost(at), self.deadline(at));
-            self.sweeps.insert(sweep, at, self.readers[at as usize].order, cost, deadline);
+            self.enter(sweep, at, self.readers[at as usize].order, cost, deadline);
         }
     }
 
@@ -273,7 +292,7 @@ impl Machine {
         let visit = self.whole_visit(at);
         let there = self.admission.jump(self.head.abs_diff(order)) as i64;
         let dry = now.0 as i64 + self.target as i64;
-        self.sweeps.insert(sweep, at, order, visit, dry);
+        self.enter(sweep, at, order, visit, dry);
         let latest = self.latest_from(order);
         self.sweeps.remove(at);
         now.0 as i64 + visit + there <= latest
@@ -341,7 +360,7 @@ impl Machine {
         for (sweep, order, earliest) in places.into_iter().flatten() {
             let reader = &mut self.readers[at as usize];
             (reader.order, reader.earliest) = (order, earliest);
-            self.sweeps.insert(sweep, at, order, cost, deadline);
+            self.enter(sweep, at, order, cost, deadline);
             if self.latest() >= now.0 as i64 {
                 break;
             }
