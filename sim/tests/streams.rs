@@ -428,6 +428,31 @@ fn stream_that_starts_out_of_turn_then_those_who_come_in_behind_it_take_none_of_
     kept(&driver)
 }
 
+#[test]
+fn stream_that_comes_last_in_the_order_when_the_device_is_full_then_it_starts()
+-> Result<(), TestCaseError> {
+    // The last of them needs the longest visits, and what the others leave is just enough.
+    #[rustfmt::skip]
+    let crowd = [
+        (235_207, 487_707), (482_717, 713_092), (288_857, 250_000), (351_147, 250_000),
+        (423_819, 250_000), (434_201, 250_000), (351_254, 250_000), (538_018, 250_000),
+        (0, 192_651), (205_803, 250_000), (527_636, 250_000), (100_381, 469_140),
+        (459_000, 250_000), (465_346, 250_000), (309_620, 250_000), (289_000, 250_000),
+        (224_000, 758_000), (230_000, 462_691), (0, 250_000), (60_000, 325_253), (63_000, 250_000),
+        (450_000, 250_000), (40_000, 250_000), (220_000, 250_000), (280_000, 45_131),
+        (510_000, 61_814), (39_000, 84_150), (160_000, 943_806), (300_000, 250_000),
+        (10_000, 250_000), (210_000, 250_000), (310_000, 250_000), (72_000, 250_000),
+        (163_000, 696_291), (581_848, 977_000),
+    ];
+    let mut config = elastic(50 * MB, Assurance::Deterministic);
+    config.admission.chunk = 4096;
+    let mut driver = driver(config, DeviceKind::Table1, 0);
+    driver.device.worst = true;
+    play_crowd(&mut driver, &crowd.map(|(place, rate)| (0, place, rate)));
+    prop_assert_eq!(driver.outcome.admitted, 35);
+    kept(&driver)
+}
+
 /// Plays deeds that once broke a promise, with the longest access times.
 fn replay(deeds: &[(u64, Deed)], memory: u64, popular: u64) -> Result<(), TestCaseError> {
     let config = Config { interval: 0, ..elastic(memory, Assurance::Deterministic) };

@@ -289,13 +289,14 @@ impl Machine {
         let in_turn = order >= self.progress && first.is_none_or(|first| order < first);
         let later = in_turn || order <= self.progress;
         let sweep = if later { 1 - self.current } else { self.current };
-        let visit = self.whole_visit(at);
         let there = self.admission.jump(self.head.abs_diff(order)) as i64;
-        let dry = now.0 as i64 + self.target as i64;
-        self.enter(sweep, at, order, visit, dry);
+        let done = now.0 as i64 + self.whole_visit(at) + there;
+        // Its clock starts when that is over, and no visit after it reads a whole target again.
+        let dry = done + self.target as i64;
+        self.enter(sweep, at, order, self.longest_visit(at), dry);
         let latest = self.latest_from(order);
         self.sweeps.remove(at);
-        now.0 as i64 + visit + there <= latest
+        done <= latest
     }
 
     /// The next visit of a stream that is visited now comes then at the earliest, also if neither takes
