@@ -14,6 +14,7 @@ use forebay_core::steward::{Action, Event};
 use forebay_core::unit::{self, Bytes};
 use forebay_meta::Record;
 use forebay_store::copy::{self, Cancel, Limits, Permit, Priority};
+use forebay_store::tier::TierUsage;
 use forebay_store::{ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::Ino;
 
@@ -35,6 +36,9 @@ const MOVED_AT_ONCE: u64 = 16 << 20;
 /// A thirty-second part of a tier's file system is not filled with objects, within these bounds.
 const MIN_KEPT: u64 = 2 << 20;
 const MAX_KEPT: u64 = 32 << 20;
+
+/// So many inodes of a tier's file system are left to the metadata, which may lie there, and to directories.
+const KEPT_INODES: u64 = 128;
 
 /// A writer that wants so much room on a tier. As long as there is one, the steward has others make way.
 struct Wanting<'a> {
@@ -124,9 +128,26 @@ impl Residency {
         bytes == 0 || self.free_on_disk(tier) >= bytes && self.slot(tier).room.take(bytes)
     }
 
+    /// As [`Residency::take_room`], for what is a file of its own there: an object, or its map. Where the file
+    /// system has hardly any inodes left it is refused, and others make way for those that come next.
+    #[must_use]
+    pub(crate) fn take_room_for_file(&self, tier: u8, bytes: u64) -> bool {
+        if self.tier_has_failed(tier) {
+            return false;
+        }
+        let slot = self.slot(tier);
+        let Ok(usage) = slot.tier.usage() else { return false };
+        if usage.free_inodes <= KEPT_INODES {
+            let _wanting = Wanting::new(self, tier, 0);
+            let need = Bytes(slot.room.used() / 64 + 1);
+            self.decide(Event::Pressure { tier: unit::Tier(tier), need });
+            return false;
+        }
+        free_of(&usage) >= bytes && slot.room.take(bytes)
+    }
+
     fn free_on_disk(&self, tier: u8) -> u64 {
-        let Ok(usage) = self.slot(tier).tier.usage() else { return 0 };
-        usage.free.saturating_sub((usage.total / 32).clamp(MIN_KEPT, MAX_KEPT))
+        self.slot(tier).tier.usage().map_or(0, |usage| free_of(&usage))
     }
 
     /// Bytes that may still be charged to a tier.
@@ -315,7 +336,7 @@ impl Residency {
         self.be_surely_clean(ino)?;
         if place.is_marked_whole() {
             let map = Presence::sidecar_bytes_for(extent, record.attr.size);
-            if !self.take_room(tier, map) {
+            if !self.take_room_for_file(tier, map) {
                 return Ok(false);
             }
             place.charge.bytes.fetch_add(map, Ordering::AcqRel);
@@ -360,7 +381,7 @@ impl Residency {
         if !dirty {
             self.be_surely_clean(ino)?;
         }
-        if !self.take_room(to, charged) {
+        if !self.take_room_for_file(to, charged) {
             return Ok(false);
         }
         let (object, size) = match self.copy_to_tier(&file, place, to) {
@@ -517,6 +538,11 @@ impl Residency {
             None => Ok(true),
         }
     }
+}
+
+/// Bytes of a tier's file system that objects may take.
+fn free_of(usage: &TierUsage) -> u64 {
+    usage.free.saturating_sub((usage.total / 32).clamp(MIN_KEPT, MAX_KEPT))
 }
 
 /// A file can't be opened while it is moved, which may take minutes: the move goes on as long as nobody wants to,

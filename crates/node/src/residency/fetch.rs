@@ -196,10 +196,10 @@ impl Residency {
     }
 
     fn make_room(&self, tier: u8, bytes: u64, mode: FetchMode<'_>) -> bool {
-        self.take_room(tier, bytes)
+        self.take_room_for_file(tier, bytes)
             || matches!(mode, FetchMode::Now)
                 && self.free_room(tier, bytes)
-                && self.take_room(tier, bytes)
+                && self.take_room_for_file(tier, bytes)
     }
 
     /// Gives an object up that was made for a file which was written meanwhile, and may have one by now, on
@@ -336,7 +336,7 @@ impl Residency {
         let size = record.attr.size;
         let slot = &self.tiers[usize::from(tier)];
         let charge = BLOCK + Presence::sidecar_bytes_for(self.config.extent_bytes, size);
-        if self.check_length(size).is_err() || !self.take_room(tier, charge) {
+        if self.check_length(size).is_err() || !self.take_room_for_file(tier, charge) {
             self.decide(Event::Removed { object: file.ino });
             return Ok(());
         }

@@ -35,7 +35,7 @@ impl Residency {
         }
         for (index, slot) in self.tiers.iter().enumerate() {
             let tier = u8::try_from(index).unwrap_or(u8::MAX);
-            if !self.take_room(tier, BEGIN) {
+            if !self.take_room_for_file(tier, BEGIN) {
                 continue;
             }
             // As it is now: a version may be about to appear, or have appeared while room was made. One

@@ -619,7 +619,7 @@ impl Residency {
         let tier = &self.tiers[usize::from(place.tier)].tier;
         let size = place.object.len()?;
         let map = Presence::sidecar_bytes_for(self.config.extent_bytes, size);
-        if !self.take_room(place.tier, map) {
+        if !self.take_room_for_file(place.tier, map) {
             let source = StoreError::errno_of("make a map on", tier.path(), libc::ENOSPC);
             return Err(source.into());
         }

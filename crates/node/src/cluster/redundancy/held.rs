@@ -217,7 +217,11 @@ impl Held {
                     None => return Err(Fault::NotHere),
                 };
                 let more = wanted.saturating_sub(known.charged);
-                if self.residency.take_room(known.tier, more) {
+                let taken = match new {
+                    true => self.residency.take_room_for_file(known.tier, more),
+                    false => self.residency.take_room(known.tier, more),
+                };
+                if taken {
                     let charged = known.charged + more;
                     copies.insert(key, Copy { charged, touched: Instant::now(), ..known });
                     return Ok(known.tier);
