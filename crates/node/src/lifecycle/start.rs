@@ -360,6 +360,7 @@ fn slot(tier: DirTier, lock: TierLock, size_bytes: u64) -> TierSlot {
         tier: Arc::new(tier),
         room: Room::new(size_bytes),
         health: crate::residency::failed::Health::default(),
+        in_use: Mutex::default(),
         lock: Mutex::new(Some(lock)),
     }
 }

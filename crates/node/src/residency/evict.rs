@@ -17,14 +17,14 @@ use forebay_store::copy::{self, Cancel, Limits, Permit, Priority};
 use forebay_store::tier::TierUsage;
 use forebay_store::{ErrorClass, Header, Object, Presence, StoreError};
 use forebay_types::Ino;
+use parking_lot::RwLockWriteGuard;
 
-use crate::context::Context;
 use crate::error::{NodeError, Result};
 use crate::failpoints::fail_at;
 use crate::residency::Residency;
 use crate::residency::TierSlot;
 use crate::residency::data_location::{Charge, DataLocation, TierObject, Underlay};
-use crate::residency::files::FileRef;
+use crate::residency::files::{File, FileRef};
 use crate::residency::room::Waited;
 
 /// A writer waits this long for the next byte of room before it goes past the tiers.
@@ -52,7 +52,10 @@ struct Wanting<'a> {
 }
 
 /// What came of having others make way.
+#[derive(Default)]
 struct Pressed {
+    /// Some have gone, or a part of them.
+    gone: bool,
     /// Some are written back first.
     flushing: bool,
     /// Some could not go.
@@ -86,12 +89,13 @@ impl<'a> Wanting<'a> {
         self.residency.residents.get(object.0).is_some_and(|found| found.charged > MOVED_AT_ONCE)
     }
 
-    /// Has others make way.
+    /// Has others make way. All of them together are waited for as long as for the next byte of room.
     fn press(&self) -> Pressed {
+        let until = Instant::now() + ROOM_TIMEOUT;
         let mut actions = Vec::new();
         let need = Bytes(self.missing());
         self.residency.step(Event::Pressure { tier: unit::Tier(self.tier), need }, &mut actions);
-        let mut pressed = Pressed { flushing: false, refused: false };
+        let mut pressed = Pressed::default();
         for action in actions {
             if self.moves_for_long(&action) {
                 // It counts as on its way out.
@@ -99,8 +103,9 @@ impl<'a> Wanting<'a> {
                 continue;
             }
             let flushes = matches!(action, Action::Flush { .. });
-            let done = self.residency.perform(action);
+            let done = self.residency.perform_until(action, until);
             pressed.flushing |= flushes && done;
+            pressed.gone |= !flushes && done;
             pressed.refused |= !done;
         }
         pressed
@@ -176,7 +181,7 @@ impl Residency {
         let mut patience = Instant::now() + ROOM_TIMEOUT;
         loop {
             // Before the look: what comes from here on need not be waited for.
-            let (seen, used, (gone, _)) = (room.freed(), room.used(), room.gone());
+            let (seen, (gone, _)) = (room.freed(), room.gone());
             if self.free_on(tier) >= need {
                 return true;
             }
@@ -184,19 +189,21 @@ impl Residency {
                 return false;
             }
             let pressed = wanting.press();
-            let comes = || room.used() < used || room.gone().0 != gone;
-            if comes() {
+            // What a file in use gives back is no sign that more will come.
+            let comes = || room.gone().0 != gone;
+            if pressed.gone || comes() {
                 patience = Instant::now() + ROOM_TIMEOUT;
                 continue;
             }
+            let patient = Instant::now() < patience;
             // Others have their turn: these are left alone for a while.
-            if pressed.refused && Instant::now() < patience {
+            if pressed.refused && patient {
                 continue;
             }
             // Others may be at it: what leaves counts as gone where it is decided what goes.
             let leaves = self.steward.lock().is_leaving(unit::Tier(tier));
             let may_come = pressed.flushing || leaves || !self.above.is_idle();
-            if !may_come && room.freed() != seen {
+            if !may_come && patient && room.freed() != seen {
                 continue;
             }
             if !may_come || !room.is_worth_waiting() || self.is_used_up(tier, need) {
@@ -228,9 +235,13 @@ impl Residency {
     /// Whether less than `need` bytes would be free of a tier if all went that is not in use.
     fn is_used_up(&self, tier: u8, need: u64) -> bool {
         let here = |ino: &Ino| self.residents.get(ino.0).filter(|found| found.tier == tier);
-        let in_use = self.files.in_use().into_iter().filter(|ino| self.is_open(*ino));
-        // As the steward knows them: what a file has grown by since it was opened is in neither.
-        let held: u64 = in_use.filter_map(|ino| here(&ino)).map(|found| found.charged).sum();
+        let now = Instant::now();
+        let held = self.slot(tier).in_use.lock().get(now, || {
+            let in_use = self.files.in_use().into_iter().filter(|ino| self.is_open(*ino));
+            // As the steward knows them: what a file has grown by since it was opened is in neither.
+            let held = in_use.filter_map(|ino| here(&ino)).map(|found| found.charged).sum();
+            (held, now.elapsed())
+        });
         let unused = self.steward.lock().used(unit::Tier(tier)).0.saturating_sub(held);
         self.slot(tier).room.free() + unused < need
     }
@@ -257,10 +268,28 @@ impl Residency {
         Ok(())
     }
 
-    /// Removes a clean object that nobody uses; false when that is not so.
-    pub(super) fn evict(&self, ino: Ino, tier: u8) -> Result<bool> {
+    /// The location of a file of which an object is to make way; none if somebody has it in hand until then, or
+    /// its bytes would have to be looked for in the backing store. Who wants room must not wait for what has
+    /// nothing to do with him.
+    fn location_to_leave<'a>(
+        &self,
+        file: &'a File,
+        until: Instant,
+    ) -> Result<Option<RwLockWriteGuard<'a, DataLocation>>> {
+        let Some(mut location) = file.location.try_write_until(until) else { return Ok(None) };
+        if !location.loaded {
+            if self.meta.get(file.ino)?.spilled {
+                return Ok(None);
+            }
+            self.look_up(file, &mut location)?;
+        }
+        Ok(Some(location))
+    }
+
+    /// Removes a clean object that nobody uses; false when that is not so, or somebody has it in hand until then.
+    pub(super) fn evict(&self, ino: Ino, tier: u8, until: Instant) -> Result<bool> {
         let file = self.files.get(ino);
-        let mut location = file.location.write();
+        let Some(mut location) = file.location.try_write_until(until) else { return Ok(false) };
         // Only under the lock: it may have been written, closed and moved since this was decided.
         let Some(resident) = self.residents.get(ino.0).filter(|found| found.tier == tier) else {
             drop(location);
@@ -311,18 +340,17 @@ impl Residency {
     }
 
     /// Keeps only the first bytes of a clean object.
-    pub(super) fn evict_tail(&self, ino: Ino, tier: u8, keep: u64) -> Result<bool> {
+    pub(super) fn evict_tail(&self, ino: Ino, tier: u8, keep: u64, until: Instant) -> Result<bool> {
         let extent = self.config.extent_bytes;
         let file = self.files.get(ino);
-        self.load(&Context::DAEMON, &file)?;
-        let mut location = file.location.write();
+        let Some(mut location) = self.location_to_leave(&file, until)? else { return Ok(false) };
         // Only under the lock: it may have been written, closed and published since this was decided.
         let record = self.meta.get(ino)?;
         // Whole extents, and at least one goes: what is asked for is not there otherwise.
         let keep = keep.min(record.attr.size.saturating_sub(1)) / extent * extent;
         if keep == 0 {
             drop(location);
-            return self.evict(ino, tier);
+            return self.evict(ino, tier, until);
         }
         if file.is_open() || record.is_dirty() || record.pinned || may_stand_nowhere(&record) {
             return Ok(false);
@@ -366,10 +394,9 @@ impl Residency {
     }
 
     /// Moves an object that nobody uses to another tier, dirty or not.
-    pub(super) fn move_object(&self, ino: Ino, from: u8, to: u8) -> Result<bool> {
+    pub(super) fn move_object(&self, ino: Ino, from: u8, to: u8, until: Instant) -> Result<bool> {
         let file = self.files.get(ino);
-        self.load(&Context::DAEMON, &file)?;
-        let mut location = file.location.write();
+        let Some(mut location) = self.location_to_leave(&file, until)? else { return Ok(false) };
         let Some(place) = location.place.as_ref().filter(|place| place.tier == from) else {
             return Ok(false);
         };
@@ -534,7 +561,10 @@ impl Residency {
     /// What the tier says.
     pub fn evict_file(&self, ino: Ino) -> Result<bool> {
         match self.residents.get(ino.0) {
-            Some(resident) => self.evict(ino, resident.tier),
+            Some(resident) => {
+                let until = Instant::now() + self.config.backing_timeout;
+                self.evict(ino, resident.tier, until)
+            }
             None => Ok(true),
         }
     }

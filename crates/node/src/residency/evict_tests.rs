@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_core::steward::Action;
 use forebay_core::unit;
@@ -42,14 +43,14 @@ fn start(dir: &tempfile::TempDir, by: &Arc<Unanswered>) -> Arc<Node> {
     let in_front = move |tier: Arc<dyn Tier>| -> Arc<dyn Tier> {
         Arc::new(InterceptedTier::new(tier, by.clone()))
     };
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(20);
     loop {
         match Node::start_between(config.clone(), backing.clone(), &in_front) {
             // A thread of the one before is at its last breath.
             Err(NodeError::Store(forebay_store::StoreError::Locked { .. }))
-                if std::time::Instant::now() < until =>
+                if Instant::now() < until =>
             {
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(5));
             }
             started => return started.expect("node"),
         }
@@ -83,13 +84,51 @@ fn tail_that_goes_when_the_header_is_answered_with_an_error_then_later_writes_ge
         let gone = Arc::downgrade(&node);
         drop(node);
         while gone.strong_count() > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         let node = start(&dir, &by);
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(20);
         let left = node.writeback().drain(until, &mut |_| true).expect("drained");
         assert_eq!(left.entries, 0, "after {headers}");
         let below = std::fs::read(backing.join("link")).expect("below");
         assert!(&below[1000..1016] == b"written after it", "after {headers}");
     }
+}
+
+/// A tier with one clean file, of which another has the location in hand.
+#[test]
+fn victim_when_somebody_has_it_in_hand_then_a_writer_does_not_wait_for_him() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
+    let backing = dir.path().join("backing");
+    std::fs::create_dir(&backing).expect("backing");
+    std::fs::write(backing.join("file"), vec![7; 300 << 10]).expect("file");
+    let node = start(&dir, &Arc::new(Unanswered(AtomicI64::new(-1))));
+    let found = node.lookup(&DAEMON, Ino::ROOT, b"file").expect("looked up").expect("there");
+    let (ino, tier) = (found.ino, unit::Tier(0));
+    node.residency().warm_file(ino, &mut |_| true).expect("fetched");
+    let file = node.residency.files.get(ino);
+    let in_hand = file.location.read();
+    let (object, keep) = (ino, unit::Bytes(128 << 10));
+    let ways: [Box<dyn Fn(&Node) -> bool + Send>; 4] = [
+        Box::new(move |node| node.residency.perform(Action::Evict { object, tier })),
+        Box::new(move |node| node.residency.perform(Action::Truncate { object, tier, keep })),
+        Box::new(move |node| {
+            let (from, to) = (tier, tier);
+            node.residency.perform(Action::Demote { object, from, to })
+        }),
+        Box::new(|node| node.residency.free_room(0, 64 << 20)),
+    ];
+    for (way, done) in ways.into_iter().enumerate() {
+        let (node, (tell, told)) = (node.clone(), std::sync::mpsc::channel());
+        let begun = Instant::now();
+        std::thread::spawn(move || {
+            // Nobody hears it who has given up.
+            tell.send(done(&node)).ok();
+        });
+        let done = told.recv_timeout(Duration::from_secs(5));
+        assert_eq!(done, Ok(false), "way {way}, after {:?}", begun.elapsed());
+    }
+    drop(in_hand);
+    drop(file);
+    assert!(node.residency().evict_file(ino).expect("evicted"));
 }

@@ -77,6 +77,7 @@ pub(crate) mod failed_syncs;
 pub(crate) mod fetch;
 pub(crate) mod files;
 mod holes;
+mod in_use;
 pub(crate) mod inode_alias;
 pub(crate) mod left_behind;
 pub(crate) mod left_note;
@@ -110,6 +111,7 @@ pub struct TierSlot {
     /// Its room.
     pub room: room::Room,
     pub(crate) health: failed::Health,
+    pub(crate) in_use: Mutex<in_use::InUse>,
     pub(crate) lock: Mutex<Option<TierLock>>,
 }
 

@@ -1,6 +1,8 @@
 //! Drives the steward: tells it what happened, and has its decisions carried out. It holds no bytes and
 //! waits for nothing: what takes long is done by threads that may wait.
 
+use std::time::{Duration, Instant};
+
 use forebay_core::steward::{Action, Event, Placement};
 use forebay_core::unit::Tick;
 use forebay_types::Ino;
@@ -9,6 +11,9 @@ use crate::defects::BackgroundKind;
 use crate::error::Result;
 use crate::pool::Urgency;
 use crate::residency::Residency;
+
+/// A thread of the pool waits this long for a file that somebody has in hand, who may wait for a slow device.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Residency {
     /// The time by which the steward judges: since the start of this daemon.
@@ -83,6 +88,11 @@ impl Residency {
 
     /// Carries out a decision and reports what came of it; says whether it is done, or under way.
     pub(crate) fn perform(&self, action: Action) -> bool {
+        self.perform_until(action, Instant::now() + PATIENCE)
+    }
+
+    /// The same. A file that somebody has in hand until then is left to him.
+    pub(super) fn perform_until(&self, action: Action, until: Instant) -> bool {
         // What is set aside is refused.
         let tiering = |object: Ino, work: &dyn Fn() -> Result<bool>| {
             let done = self.defects.attempt(BackgroundKind::Tiering, object.0, work);
@@ -90,13 +100,13 @@ impl Residency {
         };
         let (object, done) = match action {
             Action::Evict { object, tier } => {
-                tiering(object, &|| self.evict(Ino(object.0), tier.0))
+                tiering(object, &|| self.evict(Ino(object.0), tier.0, until))
             }
             Action::Truncate { object, tier, keep } => {
-                tiering(object, &|| self.evict_tail(Ino(object.0), tier.0, keep.0))
+                tiering(object, &|| self.evict_tail(Ino(object.0), tier.0, keep.0, until))
             }
             Action::Demote { object, from, to } | Action::Promote { object, from, to } => {
-                tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0))
+                tiering(object, &|| self.move_object(Ino(object.0), from.0, to.0, until))
             }
             Action::Flush { object } => {
                 let begun = self.above.flush_soon(Ino(object.0));
