@@ -242,6 +242,45 @@ fn sparse_file_when_its_holes_are_written_then_the_tier_keeps_its_size() {
     same(&rig.plain("sparse"), &data, "in the backing store");
 }
 
+#[test]
+fn sparse_file_when_all_of_it_leaves_the_tier_then_its_holes_stay_holes() {
+    let rig = Rig::small(MIB);
+    let len = 64 * MIB;
+    let mut data = vec![0; len as usize];
+    let fh = rig.create("sparse");
+    for (seed, at) in [(1, 0), (2, 40 * MIB + 100)] {
+        let piece = noise(seed, 4096);
+        rig.write(fh, at, &piece);
+        data[at as usize..][..4096].copy_from_slice(&piece);
+    }
+    truncate(&rig, "sparse", len);
+    // There is not even room for a map of it.
+    let filler = rig.create("filler");
+    let mut at = 0;
+    while rig.used() + 4096 <= MIB {
+        rig.write(filler, at, &[1; 4096]);
+        at += 4096;
+    }
+    let area = rig.backing().join(".forebay/spill");
+    for at in (20 * MIB..30 * MIB).step_by(MIB as usize / 4) {
+        if area.is_dir() {
+            break;
+        }
+        rig.write(fh, at, b"past the tier");
+        data[at as usize..][..13].copy_from_slice(b"past the tier");
+    }
+    let spills = std::fs::read_dir(area).unwrap();
+    let found: Vec<_> = spills.map(|spill| spill.unwrap().metadata().unwrap()).collect();
+    let taken: u64 = found.iter().map(|spill| spill.blocks() * 512).sum();
+    assert!(found.iter().any(|spill| spill.len() == len), "{found:?}");
+    assert!(taken < 2 * MIB, "{taken} bytes for a few blocks");
+    same(&rig.read_all(fh), &data, "read");
+    rig.node().release(fh);
+    rig.node().release(filler);
+    rig.drain();
+    same(&rig.plain("sparse"), &data, "in the backing store");
+}
+
 /// What a program finds that copies a file without its holes.
 fn by_its_data(rig: &Rig, fh: u64, len: u64) -> Vec<u8> {
     let (mut found, mut at) = (vec![0; len as usize], 0);

@@ -21,6 +21,7 @@ use crate::residency::charge::blocks_of_gap_write;
 use crate::residency::data::BLOCK;
 use crate::residency::data_location::{DataLocation, TierObject, Underlay};
 use crate::residency::files::{File, FileRef};
+use crate::residency::holes::next_data;
 use crate::residency::overlay::Spill;
 use crate::residency::room::{no_room, write_all, write_what_fits};
 use crate::residency::synced::is_acknowledged;
@@ -348,10 +349,19 @@ impl Residency {
         let mut absent = place.absent(0..stat.size);
         let mut buffer = vec![0; 1 << 20];
         let mut at = 0;
+        // Of what is written in part the rest is brought in.
+        let unit = spill.with_map(|map| map.map_or(BLOCK, Presence::extent_size));
         absent.push(stat.size..stat.size);
         for run in absent {
             while at < run.start {
-                let want = buffer.len().min(usize::try_from(run.start - at).unwrap_or(usize::MAX));
+                let data = next_data(&*place.object, at..run.start, unit)?;
+                if data.start > at {
+                    self.zero_spill(file, spill, at..data.start)?;
+                    at = data.start;
+                    continue;
+                }
+                let left = data.end - at;
+                let want = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
                 let read = place.object.read_at(&mut buffer[..want], at)?;
                 buffer[read..want].fill(0);
                 self.write_spill(file, spill, at, &buffer[..want])?;
