@@ -25,6 +25,17 @@ pub(crate) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     sync(&File::open(dir)?)
 }
 
+/// Writes over a file in its place, durably, with bytes of the same length, where there may be no room for
+/// another one. A power cut in the midst of it leaves a mixture: of use for what has a checksum.
+///
+/// # Errors
+/// What the file system says.
+pub(crate) fn overwrite(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let mut file = OpenOptions::new().write(true).open(dir.join(name))?;
+    file.write_all(bytes)?;
+    sync(&file)
+}
+
 fn write(new: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
     // Not among those at which a mounted daemon dies: most are written before it is mounted.

@@ -177,3 +177,29 @@ fn note_of_the_run_when_it_can_not_be_written_then_what_was_not_synced_is_believ
         left.filter(|it| it.as_ref().unwrap().path().extension().is_some_and(|e| e == "new"));
     assert_eq!(left.count(), 0);
 }
+
+#[test]
+fn start_on_full_tiers_when_it_ends_by_a_crash_then_a_tier_that_is_away_is_missed() {
+    let _alone = rig::alone();
+    let mut rig = Rig::new(&[MIB, 16 * MIB], Arc::new(Transparent), |_| {});
+    rig.put("file", &noise(3, 600 * KIB));
+    rig.drain();
+    assert!(rig.node().stop(Duration::from_secs(10)));
+    rig.crash();
+    // There is no room for a file, as where others have filled the devices.
+    fail::cfg("node.state_file.made", "return").unwrap();
+    rig.start();
+    fail::remove("node.state_file.made");
+    rig.crash();
+    let tier = &rig.config.tiers[1].dir;
+    let away = rig.dir.join("away");
+    std::fs::rename(tier, &away).unwrap();
+    rig.config.create_tier = true;
+    let ended = catch_unwind(AssertUnwindSafe(|| rig.start()));
+    assert!(ended.is_err(), "a mount whose tier is away");
+    let tier = &rig.config.tiers[1].dir;
+    drop(std::fs::remove_dir_all(tier));
+    std::fs::rename(&away, tier).unwrap();
+    rig.start();
+    rig::same(&rig.get("file"), &noise(3, 600 * KIB), "file");
+}

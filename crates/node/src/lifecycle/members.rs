@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::cluster;
 use crate::config::NodeConfig;
 use crate::error::{NodeError, Result};
-use crate::lifecycle::{mounts_below, nested_tiers};
+use crate::lifecycle::{mounts_below, nested_tiers, said_drained};
 use crate::node::{METADATA, Node};
 use crate::residency::TierSlot;
 
@@ -159,11 +159,15 @@ impl Member {
 
 impl Members {
     fn encode_file(&self) -> Vec<u8> {
+        Self::file_of(&self.encode_to_vec())
+    }
+
+    pub(super) fn file_of(body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&[0; 12]);
-        bytes.extend_from_slice(&self.encode_to_vec());
+        bytes.extend_from_slice(body);
         let sum = xxh3_64(&bytes);
         bytes[SUM..HEAD].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -639,6 +643,9 @@ pub(crate) fn note(
             // A full tier serves on; the others have it.
             Err(error) => {
                 tracing::warn!(%error, dir = %dir.display(), "can't note which tiers there are");
+                if store_has != StoreHas::All {
+                    said_drained::take_back_or_warn(dir);
+                }
             }
         }
     }

@@ -53,6 +53,7 @@ mod recover_spills;
 #[cfg(test)]
 mod recover_tests;
 pub(crate) mod right_store;
+mod said_drained;
 pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod trust;
