@@ -586,6 +586,37 @@ fn client_that_stops_taking_then_it_fills_no_more_than_admission_counts_with()
 }
 
 #[test]
+fn seek_into_the_middle_of_a_chunk_then_its_first_visit_is_counted_from_the_start_of_it()
+-> Result<(), TestCaseError> {
+    use Deed::{Join, Leave, Park, Pause, Rate, Seek, Stall};
+    #[rustfmt::skip]
+    let deeds = [
+        (10, Join(34, 7)), (34, Join(32, 12)), (18, Join(17, 11)), (24, Join(35, 3)),
+        (18, Join(33, 8)), (16, Join(1, 16)), (39, Join(27, 6)), (22, Join(11, 0)),
+        (51, Join(5, 18)), (17, Join(30, 2)), (19, Join(56, 7)), (18, Join(20, 5)),
+        (29, Seek(34, 653)), (2, Park(32)), (7, Join(58, 1)), (11, Rate(17, 624_961)),
+        (2, Join(51, 11)), (66, Join(16, 11)), (37, Join(54, 2)), (19, Join(47, 3)),
+        (1, Join(18, 10)), (71, Join(39, 18)), (5, Join(15, 0)), (24, Join(28, 8)),
+        (17, Join(45, 6)), (79, Park(17)), (20, Park(56)), (28, Park(51)), (78, Rate(34, 237_046)),
+        (18, Rate(28, 162_714)), (26, Park(35)), (47, Seek(1, 639)), (70, Leave(54)),
+        (3, Join(7, 18)), (43, Join(12, 0)), (43, Join(25, 12)), (25, Join(14, 11)),
+        (12, Join(36, 16)), (30, Leave(45)), (92, Join(23, 17)), (1, Join(50, 12)),
+        (40, Join(31, 17)), (11, Join(4, 14)), (6, Leave(12)), (12, Park(15)), (2, Park(1)),
+        (16, Stall(27, 242)), (21, Join(2, 8)), (32, Pause(25)), (9, Leave(18)), (12, Join(13, 3)),
+        (125, Join(12, 10)), (48, Join(22, 2)), (33, Join(38, 14)), (19, Join(24, 8)),
+        (18, Join(53, 13)), (27, Seek(33, 253)), (8, Park(7)), (63, Join(6, 17)),
+        (18, Seek(39, 961)), (129, Join(44, 17)), (0, Join(8, 13)), (19, Join(19, 15)),
+        (29, Join(29, 6)), (38, Park(47)),
+    ];
+    let sharing = 30 * Tick::SECOND;
+    let config = Config { interval: sharing, ..elastic(10 * MB, Assurance::Deterministic) };
+    let mut driver = driver(config, DeviceKind::Table1, 0);
+    driver.device.worst = true;
+    play(&mut driver, &deeds, 10);
+    kept(&driver)
+}
+
+#[test]
 fn memory_that_is_no_multiple_of_a_chunk_then_what_is_admitted_has_room()
 -> Result<(), TestCaseError> {
     let titles = [11, 18, 19, 15, 5, 16, 16, 18, 4, 11, 14, 13, 17, 9];

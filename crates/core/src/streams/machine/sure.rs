@@ -45,9 +45,13 @@ impl Machine {
     }
 
     /// The longest that a visit can take without the ways between visits, which [`Self::latest_from`]
-    /// has, if it reads a whole target.
+    /// has, if it reads a whole target: for a first one, from the start of the chunk that its stream is in.
     pub(super) fn whole_visit(&self, at: u32) -> i64 {
-        self.visit_within(at, 0.0)
+        let reader = &self.readers[at as usize];
+        let offsets = reader.members.iter().map(|slot| self.member(*slot).offset);
+        let first = offsets.max().filter(|_| reader.state == State::Starting);
+        let before = first.map_or(0, |offset| offset.saturating_sub(reader.filled));
+        self.visit_within(at, before, 0.0)
     }
 
     /// The same for every visit but the first. One that is over before its stream runs dry, after `t`,
@@ -56,7 +60,7 @@ impl Machine {
     pub(super) fn longest_visit(&self, at: u32) -> i64 {
         let reader = &self.readers[at as usize];
         let share = reader.rate.peak() / reader.slowest * self.slowdown;
-        self.visit_within(at, if reader.rate.is_constant() { share } else { 0.0 })
+        self.visit_within(at, 0, if reader.rate.is_constant() { share } else { 0.0 })
     }
 
     /// Most bytes that a visit reads which [`Self::longest_visit`] is counted for.
@@ -73,9 +77,9 @@ impl Machine {
         reader.rate.most_in(self.target.saturating_sub(self.longest_visit(at) as u64))
     }
 
-    fn visit_within(&self, at: u32, share: f64) -> i64 {
+    fn visit_within(&self, at: u32, before: u64, share: f64) -> i64 {
         let reader = &self.readers[at as usize];
-        let bytes = reader.rate.most_in(self.target) + self.config.admission.chunk;
+        let bytes = before + reader.rate.most_in(self.target) + self.config.admission.chunk;
         let read = bytes as f64 / reader.slowest * self.slowdown * 1e9;
         let access = self.admission.longest(1, 0) + reader.jumps;
         let visit = ((access as f64 + read) / (1.0 + share)).ceil() as u64;
