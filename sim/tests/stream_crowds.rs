@@ -8,6 +8,7 @@ use forebay_core::streams::machine::{Config, Event, StreamId, Title};
 use forebay_core::streams::rate::Rate;
 use forebay_core::unit::Tick;
 use forebay_sim::streams::device::DeviceKind;
+use forebay_sim::streams::driver::Driver;
 use players::{MB, driver, elastic, seconds, titles};
 
 #[test]
@@ -125,4 +126,39 @@ fn stream_that_comes_to_share_what_is_read_to_the_end_then_it_has_the_end_too() 
         ended += driver.machine.counters().shared;
     }
     assert!(ended >= 20, "{ended} came to share");
+}
+
+#[test]
+fn stream_without_a_guarantee_that_takes_nothing_then_others_without_one_are_read_on() {
+    for silent in [false, true] {
+        let mut driver = driver(elastic(40 * MB, Assurance::Deterministic), DeviceKind::Table1, 3);
+        let rate = Rate::constant(250_000).expect("a rate");
+        for (at, layout) in titles(36, 290 * MB, DeviceKind::Table1).iter().enumerate() {
+            driver.join_at(seconds(at as u64), at as u64, at as u64, &rate, layout);
+        }
+        driver.run_until(seconds(120));
+        driver.device.slowdown = 1.6;
+        driver.run_until(seconds(200));
+        let lost = driver.outcome.degraded.clone();
+        assert!(lost.len() > 2, "{lost:?}");
+        let status = |driver: &Driver, stream: StreamId| driver.machine.status(stream);
+        let stops = lost
+            .iter()
+            .copied()
+            .max_by_key(|stream| status(&driver, *stream).and_then(|status| status.dry_at));
+        let stops = stops.expect("one");
+        if silent {
+            driver.stall(stops.0);
+        } else {
+            driver.at(seconds(200), Event::Pause(stops));
+        }
+        let filled = |driver: &Driver| -> u64 {
+            let others = lost.iter().filter(|stream| **stream != stops);
+            others.filter_map(|stream| status(driver, *stream)).map(|status| status.filled).sum()
+        };
+        driver.run_until(seconds(220));
+        let before = filled(&driver);
+        driver.run_until(seconds(240));
+        assert!(filled(&driver) > before, "{silent}: {lost:?} wait behind {stops:?}");
+    }
 }

@@ -277,9 +277,7 @@ impl Machine {
                 return Choice::BestEffort;
             }
         }
-        if let Some(at) = self.sweeps.first(self.wheel)
-            && self.hungry(now, at)
-        {
+        if let Some(at) = self.first_without_guarantee(now) {
             let place = self.readers[at as usize].position();
             let way = self.admission.jump(self.head.abs_diff(place)) as i64;
             let cost = if self.sure() { self.whole_visit(at) + way } else { self.cost(at) };
@@ -297,6 +295,28 @@ impl Machine {
         // What is out of turn waits for the budget, which grows all the time.
         let soon = now.0 as i64 + (self.plan.cycle / 64).max(1_000_000) as i64;
         Choice::Wait(if waiting { begin.min(soon) } else { begin })
+    }
+
+    /// Of those without a guarantee, who runs dry first. Whose client takes nothing has full buffers, and
+    /// runs dry later than it seemed: nobody waits behind it.
+    fn first_without_guarantee(&mut self, now: Tick) -> Option<u32> {
+        for _ in 0..self.sweeps.len(self.wheel) {
+            let at = self.sweeps.first(self.wheel)?;
+            if self.hungry(now, at) {
+                return Some(at);
+            }
+            self.enter_wheel(at);
+            if self.sweeps.first(self.wheel) == Some(at) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Puts a reader without a guarantee where it comes, in the order in which they run dry.
+    pub(super) fn enter_wheel(&mut self, at: u32) {
+        let (cost, deadline) = (self.cost(at), self.deadline(at));
+        self.sweeps.insert(self.wheel, at, deadline.max(0) as u64, cost, deadline);
     }
 
     /// How much later the order can go on from this place of the device; with a statistical guarantee

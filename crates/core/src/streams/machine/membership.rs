@@ -673,6 +673,10 @@ impl Machine {
             }
             return;
         };
+        if sweep == self.wheel {
+            self.enter_wheel(reader);
+            return;
+        }
         let (cost, deadline) = (self.cost(reader), self.deadline(reader));
         let order = self.readers[reader as usize].order;
         if deadline < NEVER {

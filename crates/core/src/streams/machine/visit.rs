@@ -362,10 +362,7 @@ impl Machine {
             self.demands[demand as usize].moved(position);
         }
         match self.config.scheme {
-            _ if demand.is_none() => {
-                // Who runs dry first comes first.
-                self.sweeps.insert(self.wheel, at, deadline.max(0) as u64, cost, deadline);
-            }
+            _ if demand.is_none() => self.enter_wheel(at),
             Scheme::Rounds(rounds) => {
                 let blocks = self.blocks(rounds);
                 self.stage(at, rounds, blocks);
