@@ -95,6 +95,9 @@ fn tail_that_goes_when_the_header_is_answered_with_an_error_then_later_writes_ge
     }
 }
 
+/// How something is to make way, and whether it does.
+type Way = Box<dyn Fn(&Node) -> bool + Send>;
+
 /// A tier with one clean file, of which another has the location in hand.
 #[test]
 fn victim_when_somebody_has_it_in_hand_then_a_writer_does_not_wait_for_him() {
@@ -109,7 +112,7 @@ fn victim_when_somebody_has_it_in_hand_then_a_writer_does_not_wait_for_him() {
     let file = node.residency.files.get(ino);
     let in_hand = file.location.read();
     let (object, keep) = (ino, unit::Bytes(128 << 10));
-    let ways: [Box<dyn Fn(&Node) -> bool + Send>; 4] = [
+    let ways: [Way; 4] = [
         Box::new(move |node| node.residency.perform(Action::Evict { object, tier })),
         Box::new(move |node| node.residency.perform(Action::Truncate { object, tier, keep })),
         Box::new(move |node| {
