@@ -79,6 +79,9 @@ pub struct Presence {
     /// What the sync under way looks at.
     syncing: Range<usize>,
     header_unsaved: bool,
+    /// The map on the device may call extents durable that this one does not: also after a load, as who was
+    /// before may have died before the map was synced.
+    behind: bool,
     /// Of the format on disk.
     version: u32,
     /// The run of the machine in which the header on disk was written.
@@ -163,6 +166,7 @@ impl Presence {
             unsynced: 0..0,
             syncing: 0..0,
             header_unsaved: true,
+            behind: false,
             version: VERSION,
             boot: [0; 16],
         };
@@ -223,6 +227,7 @@ impl Presence {
         map.boot = array_at::<16>(&head, 40);
         map.file = Some(Arc::new(file));
         map.header_unsaved = false;
+        map.behind = true;
         map.normalise(false, false);
         Ok(map)
     }
@@ -366,6 +371,7 @@ impl Presence {
         self.dirty += u64::from(state & (DIRTY | FLUSHING) != 0);
         self.dirty -= u64::from(old & (DIRTY | FLUSHING) != 0);
         self.states[index] = state;
+        self.behind |= old & !state & DURABLE != 0;
         self.note_unsynced(index);
         if on_disk(old) != on_disk(state) {
             self.note_unsaved(index);
@@ -434,10 +440,10 @@ impl Presence {
         self.touched(&range).all(|index| !self.is_absent(index))
     }
 
-    /// Whether any extent that the range touches survives a crash of the machine.
+    /// Whether any extent that the range touches may count after a crash of the machine.
     #[must_use]
-    pub fn is_durable(&self, range: Range<u64>) -> bool {
-        self.touched(&range).any(|index| self.states[index] & DURABLE != 0)
+    pub fn may_be_durable(&self, range: Range<u64>) -> bool {
+        self.behind || self.touched(&range).any(|index| self.states[index] & DURABLE != 0)
     }
 
     /// Appends the runs of absent extents that the range touches: what must be fetched from the
@@ -599,13 +605,12 @@ impl Presence {
     /// Forgets clean extents that lie in the range as a whole and returns their runs, durably, so
     /// that the caller may punch them.
     pub fn clear(&mut self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
-        let (mut runs, mut durable) = (Vec::new(), false);
+        let mut runs = Vec::new();
         for index in self.touched(&range) {
             let (extent, state) = (self.extent(index), self.states[index]);
             let clean = state & (PRESENT | DIRTY | FLUSHING) == PRESENT;
             let inside = range.start <= extent.start && extent.end <= range.end;
             if clean && inside && extent.end <= self.base_limit {
-                durable |= state & DURABLE != 0;
                 self.set_state(index, 0);
                 push_run(&mut runs, extent);
             }
@@ -613,8 +618,9 @@ impl Presence {
         self.save()?;
         // The punch may reach the disk before the map does: after a crash of the machine, zeros
         // would count as data.
-        if let Some(file) = self.file.as_ref().filter(|_| durable) {
+        if let Some(file) = self.file.as_ref().filter(|_| self.behind && !runs.is_empty()) {
             file.0.sync(true)?;
+            self.behind = false;
             fail_at!("store.presence.after_clear", file.0.label());
         }
         Ok(runs)
@@ -722,7 +728,9 @@ impl Presence {
     /// Makes the map itself durable as it is.
     pub fn sync_map(&mut self) -> Result<()> {
         self.save()?;
-        WrittenMap(self.file.clone()).sync()
+        WrittenMap(self.file.clone()).sync()?;
+        self.behind = false;
+        Ok(())
     }
 
     /// Writes all of the map to its file once more: a sync of the file failed.

@@ -382,7 +382,14 @@ impl Residency {
         // Before the map says that these bytes are there: of a file that was made here zeros were beneath.
         *base = Underlay::backing();
         let runs = match &place.presence {
-            Some(presence) => presence.write().clear(keep..record.attr.size)?,
+            Some(presence) => {
+                let (mut presence, mut runs) = (presence.write(), Vec::new());
+                self.heeding(&file, || {
+                    runs = presence.clear(keep..record.attr.size)?;
+                    Ok(())
+                })?;
+                runs
+            }
             None => Vec::new(),
         };
         fail_at!("node.evict.tail");

@@ -677,7 +677,7 @@ impl Residency {
                 let read = place.object.read_at(&mut buffer, at)?;
                 self.write_spill(file, spill, at, &buffer[..read])?;
                 fail_at!("node.spill.moved");
-                let durable = presence.is_durable(at..stop);
+                let durable = presence.may_be_durable(at..stop);
                 if durable {
                     // It must not be less so there, nor be looked for where it is not any more.
                     self.sync_spill(file, spill, false)?;

@@ -291,7 +291,7 @@ fn map_when_its_device_was_away_then_only_what_was_synced_counts() {
     map.mark_clean(0..EXTENT).unwrap();
     map.sync(&object(&dir)).unwrap();
     map.mark_clean(EXTENT..2 * EXTENT).unwrap();
-    assert!(map.is_durable(0..3 * EXTENT) && !map.is_durable(EXTENT..3 * EXTENT));
+    assert!(map.may_be_durable(0..3 * EXTENT) && !map.may_be_durable(EXTENT..3 * EXTENT));
     drop(map);
     let mut map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
     assert_eq!(map.present_bytes(), 2 * EXTENT);
@@ -451,4 +451,24 @@ fn extents_between_an_end_and_what_is_left_to_the_base_when_the_map_was_longer_o
     drop(map);
     let map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
     assert_eq!(map.present_bytes(), EXTENT);
+}
+
+#[test]
+fn map_when_the_daemon_died_before_it_was_synced_then_the_next_one_does_not_trust_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut map = Presence::create(map_file(&dir), 7, EXTENT, 3 * EXTENT).unwrap();
+    map.mark_clean(0..3 * EXTENT).unwrap();
+    map.sync(&object(&dir)).unwrap();
+    map.leave_to_base(0..EXTENT).unwrap();
+    // Killed: the device still says that this one lasts.
+    drop(map);
+    let mut map = Presence::load(map_file(&dir), 7, Believed::Written).unwrap();
+    map.mark_dirty(0..EXTENT).unwrap();
+    assert!(map.may_be_durable(0..EXTENT));
+    map.sync_map().unwrap();
+    assert!(!map.may_be_durable(0..EXTENT));
+    // What is punched is not called durable on the device any more.
+    let cleared = map.clear(EXTENT..2 * EXTENT).unwrap();
+    assert_eq!(cleared, [EXTENT..2 * EXTENT]);
+    assert!(!map.may_be_durable(0..2 * EXTENT));
 }
