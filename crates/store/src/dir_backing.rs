@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{
@@ -27,7 +26,7 @@ use crate::group::{Group, Synced};
 use crate::local::{LocalFile, retry, sync_by, timestamps};
 use crate::private::Areas;
 use crate::removal::{Known, Removed};
-use crate::{Attributes, Believed, Bytes, FileKind, Fingerprint, Result, StoreError};
+use crate::{Attributes, Believed, Bytes, FileKind, Fingerprint, Result, StoreError, closing};
 
 /// Entries per batch of a listing.
 const BATCH: usize = 256;
@@ -53,7 +52,7 @@ pub struct DirBacking {
 impl Drop for DirBacking {
     fn drop(&mut self) {
         // Whoever has let go of it may unmount what it lies on.
-        crate::closing::settle(Duration::from_secs(1));
+        closing::settle(closing::A_MOMENT);
     }
 }
 
@@ -498,6 +497,8 @@ impl BackingStore for DirBacking {
     }
 
     fn rmdir(&self, dir: &Dir, name: &OsStr) -> Result<()> {
+        // On NFS a file that is removed while it is open keeps a name.
+        closing::settle(closing::A_MOMENT);
         self.checked(dir, name)?;
         if let Some(own) = self.own_dir() {
             return self.rmdir_by_own(&own, dir, name);
@@ -513,6 +514,7 @@ impl BackingStore for DirBacking {
 
     fn rmdir_known(&self, dir: &Dir, name: &OsStr, known: &Fingerprint) -> Result<Removed> {
         self.checked(dir, name)?;
+        closing::settle(closing::A_MOMENT);
         self.remove_known_directory(dir, name, known)
     }
 
