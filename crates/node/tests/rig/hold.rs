@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use forebay_store::decorators::{Interceptor, Operation, Verdict};
 use parking_lot::{Condvar, Mutex};
 
 use super::Rig;
+
+/// So long the others are kept waiting at most.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// The thread that alone is let through, while there is one.
 #[derive(Default)]
@@ -37,7 +41,8 @@ impl Interceptor for Hold {
     fn before(&self, _: Operation, _: u64) -> Verdict {
         let this = std::thread::current().id();
         let mut alone = self.alone.lock();
-        self.over.wait_while(&mut alone, |alone| alone.is_some_and(|it| it != this));
+        // A worker may have something that the test waits for.
+        self.over.wait_while_for(&mut alone, |alone| alone.is_some_and(|it| it != this), LIMIT);
         Verdict::Pass
     }
 }
