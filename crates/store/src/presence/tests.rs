@@ -469,6 +469,6 @@ fn map_when_the_daemon_died_before_it_was_synced_then_the_next_one_does_not_trus
     assert!(!map.may_be_durable(0..EXTENT));
     // What is punched is not called durable on the device any more.
     let cleared = map.clear(EXTENT..2 * EXTENT).unwrap();
-    assert_eq!(cleared, [EXTENT..2 * EXTENT]);
+    assert_eq!((cleared.len(), &cleared[0]), (1, &(EXTENT..2 * EXTENT)));
     assert!(!map.may_be_durable(0..2 * EXTENT));
 }
