@@ -236,11 +236,14 @@ impl Residency {
     fn is_used_up(&self, tier: u8, need: u64) -> bool {
         let here = |ino: &Ino| self.residents.get(ino.0).filter(|found| found.tier == tier);
         let now = Instant::now();
-        let held = self.slot(tier).in_use.lock().get(now, || {
-            let in_use = self.files.in_use().into_iter().filter(|ino| self.is_open(*ino));
+        let in_use = &self.slot(tier).in_use;
+        let known = in_use.lock().known(now);
+        let held = known.unwrap_or_else(|| {
+            let files = self.files.in_use().into_iter().filter(|ino| self.is_open(*ino));
             // As the steward knows them: what a file has grown by since it was opened is in neither.
-            let held = in_use.filter_map(|ino| here(&ino)).map(|found| found.charged).sum();
-            (held, now.elapsed())
+            let held = files.filter_map(|ino| here(&ino)).map(|found| found.charged).sum();
+            in_use.lock().counted(held, now, now.elapsed());
+            held
         });
         let unused = self.steward.lock().used(unit::Tier(tier)).0.saturating_sub(held);
         self.slot(tier).room.free() + unused < need

@@ -14,13 +14,14 @@ pub(crate) struct InUse {
 }
 
 impl InUse {
-    /// What is in use, counted `now` unless that is not due. `count` says how long it took as well.
-    pub(crate) fn get(&mut self, now: Instant, count: impl FnOnce() -> (u64, Duration)) -> u64 {
-        if self.again.is_none_or(|again| now >= again) {
-            let (bytes, took) = count();
-            (self.bytes, self.again) = (bytes, now.checked_add(took * REST));
-        }
-        self.bytes
+    /// What is in use, unless it is to be counted `now`. The caller counts with no lock in hand.
+    pub(crate) fn known(&self, now: Instant) -> Option<u64> {
+        self.again.is_some_and(|again| now < again).then_some(self.bytes)
+    }
+
+    /// What was counted from `begun` on, and how long that took.
+    pub(crate) fn counted(&mut self, bytes: u64, begun: Instant, took: Duration) {
+        (self.bytes, self.again) = (bytes, begun.checked_add(took * REST));
     }
 }
 
@@ -30,23 +31,24 @@ mod tests {
 
     #[test]
     fn files_in_use_when_they_are_many_then_counted_in_a_small_part_of_the_time() {
-        let (mut in_use, mut now, mut counted) = (InUse::default(), Instant::now(), 0);
+        let (mut in_use, mut now, mut counts) = (InUse::default(), Instant::now(), 0);
         for _ in 0..1000 {
-            in_use.get(now, || {
-                counted += 1;
-                (counted, Duration::from_millis(20))
-            });
+            if in_use.known(now).is_none() {
+                counts += 1;
+                in_use.counted(counts, now, Duration::from_millis(20));
+            }
             now += Duration::from_millis(1);
         }
-        assert_eq!(counted, 1000 / 400 + 1);
-        assert_eq!(in_use.get(now, || (7, Duration::ZERO)), counted);
+        assert_eq!(counts, 1000 / 400 + 1);
+        assert_eq!(in_use.known(now), Some(counts));
     }
 
     #[test]
-    fn files_in_use_when_they_are_few_then_what_is_told_is_as_it_is_now() {
+    fn files_in_use_when_they_are_few_then_counted_each_time() {
         let (mut in_use, now) = (InUse::default(), Instant::now());
         for bytes in 0..10 {
-            assert_eq!(in_use.get(now, || (bytes, Duration::ZERO)), bytes);
+            assert_eq!(in_use.known(now), None);
+            in_use.counted(bytes, now, Duration::ZERO);
         }
     }
 }
